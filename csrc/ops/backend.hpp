@@ -1,0 +1,48 @@
+#pragma once
+// What a backend offers to the ops: csrc/cpu and csrc/cuda implement the same few functions.
+
+#include <memory>
+#include <string>
+
+#include "ops/problem.hpp"
+
+namespace flux::cpu {
+
+// Why the fused strategy can't run this problem, as the end of a sentence; empty if it can.
+std::string why_not_fused(Problem const& problem);
+// The configuration that it will run, by name.
+std::string config_name(Problem const& problem);
+WorkspaceNeeds workspace_needs(Problem const& problem);
+
+// Runs one call. `epoch` is the group's count of fused calls, this one included. Throws c10::DistBackendError when a
+// peer does not arrive within `timeout_seconds`.
+void ag_gemm(Problem const& problem, Operands const& operands, WorkspaceView const& workspace, Epoch epoch,
+             double timeout_seconds);
+void gemm_rs(Problem const& problem, Operands const& operands, WorkspaceView const& workspace, Epoch epoch,
+             double timeout_seconds);
+
+}  // namespace flux::cpu
+
+#if defined(FLUX_WITH_CUDA)
+namespace flux::cuda {
+
+std::string why_not_fused(Problem const& problem);
+std::string config_name(Problem const& problem);
+WorkspaceNeeds workspace_needs(Problem const& problem);
+
+// Streams, events and the fault record that go with one block of symmetric memory of the current device.
+class Workspace;
+std::shared_ptr<Workspace> make_workspace(WorkspaceView const& view);
+
+// True while the current stream records a CUDA graph.
+bool is_capturing();
+
+// Enqueue one call on the current stream. A fault of an earlier call on this workspace (a peer that did not arrive
+// within the timeout) is thrown as c10::DistBackendError before anything is launched.
+void ag_gemm(Problem const& problem, Operands const& operands, Workspace& workspace, Epoch epoch,
+             double timeout_seconds);
+void gemm_rs(Problem const& problem, Operands const& operands, Workspace& workspace, Epoch epoch,
+             double timeout_seconds);
+
+}  // namespace flux::cuda
+#endif

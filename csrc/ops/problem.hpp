@@ -1,0 +1,60 @@
+#pragma once
+// The product that one call computes, in plain values: what is left of the tensors once the arguments are checked.
+
+#include <cstdint>
+#include <string>
+
+#include "schedule/workspace_layout.hpp"
+
+namespace flux {
+
+enum class Op : int { kAgGemm = 0, kGemmRs = 1 };
+enum class DataType : int { kFloat32 = 0, kFloat64 = 1, kBFloat16 = 2, kFloat16 = 3 };
+
+inline char const* op_name(Op op) { return op == Op::kAgGemm ? "ag_gemm" : "gemm_rs"; }
+inline int64_t element_size(DataType t) { return t == DataType::kFloat64 ? 8 : t == DataType::kFloat32 ? 4 : 2; }
+
+//   ag_gemm   y[world * rows, n] = all_gather(x[rows, k]) . w[n, k]^T + bias[n]
+//   gemm_rs   y[rows, n]         = reduce_scatter(x[world * rows, k] . w[n, k]^T) + bias[n]
+// The ranks of a group agree on every field but `rank`.
+struct Problem {
+  Op op;
+  int rank;
+  int world;
+  int64_t rows;  // rows of a chunk: M / world
+  int64_t n;     // columns of this rank's product
+  int64_t k;     // length of this rank's contraction
+  DataType dtype;
+  bool weight_transposed;  // false: weight is [n, k] with unit stride along k; true: with unit stride along n
+};
+
+// Device or host addresses of one call. x and y are contiguous; all are aligned to 16 bytes.
+struct Operands {
+  void const* x;
+  void const* weight;
+  int64_t weight_stride;  // elements between rows of [n, k], or of [k, n] where the weight is transposed
+  void const* bias;       // [n], or null
+  void* y;
+  void* gathered;  // [world * rows, k] that ag_gemm fills on request, or null
+};
+
+// What a problem needs of the workspace.
+struct WorkspaceNeeds {
+  int64_t region_bytes;
+  int64_t send_bytes;
+};
+
+// The symmetric memory of a group: base address of each rank's block, as mapped in this process.
+struct WorkspaceView {
+  std::string group_name;
+  int rank;
+  int world;
+  WorkspaceLayout layout;
+  std::byte* base[kMaxWorld];
+
+  ControlWords& control(int r) const { return *reinterpret_cast<ControlWords*>(base[r]); }
+  std::byte* region(int r, int parity) const { return base[r] + layout.region_offset(parity); }
+  std::byte* send_buffer() const { return base[rank] + layout.send_offset(); }
+};
+
+}  // namespace flux

@@ -1,0 +1,37 @@
+#pragma once
+// Order in which a rank visits the chunks. Chunk c of an M-row operand is the block of M / world rows that rank c
+// holds (ag_gemm) or owns in the result (gemm_rs).
+//
+//   ag_gemm, world = 4            step 0   1   2   3
+//     rank r computes chunk            r  r-1 r-2 r-3    own shard first, then in order of arrival
+//     rank r pushes its shard to      r+1 r+2 r+3        one peer at a time, next rank first
+//
+//   gemm_rs, world = 4
+//     rank r computes chunk           r+1 r+2 r+3  r     own chunk last: its peers' partials have arrived by then
+//
+// With these orders every link carries one shard at a time in each step, and chunk r-s of rank r is the s-th push
+// of rank r-s: what is needed first is sent first.
+
+#include "schedule/host_device.hpp"
+
+namespace flux {
+
+FLUX_HD int wrap_rank(int r, int world) { return r < 0 ? r + world : (r >= world ? r - world : r); }
+
+// Chunk that `rank` computes in `step` of ag_gemm, step in [0, world).
+FLUX_HD int ag_chunk(int rank, int world, int step) { return wrap_rank(rank - step, world); }
+
+// Peer to which `rank` makes its push number `step`, step in [0, world - 1).
+FLUX_HD int ag_push_peer(int rank, int world, int step) { return wrap_rank(rank + 1 + step, world); }
+
+// Chunk that `rank` computes in `step` of gemm_rs, step in [0, world). In each step but the last it is also the
+// rank to which the partial is sent.
+FLUX_HD int rs_chunk(int rank, int world, int step) { return wrap_rank(rank + 1 + step, world); }
+
+// Staging slot, in the memory of `owner`, for the partials of `source` != owner: 0 .. world - 2.
+FLUX_HD int rs_slot(int owner, int world, int source) { return wrap_rank(source - owner - 1, world); }
+
+// Source whose partials lie in staging slot `slot` of `owner`: the inverse of rs_slot.
+FLUX_HD int rs_slot_source(int owner, int world, int slot) { return wrap_rank(owner + 1 + slot, world); }
+
+}  // namespace flux

@@ -1,0 +1,86 @@
+#pragma once
+// The bytes of a workspace. Every rank of a group allocates the same layout, so an offset computed here names the
+// same thing in the memory of each peer:
+//
+//   | control words | region of parity 0 | region of parity 1 | send buffer |
+//       fixed size        region_bytes         region_bytes      send_bytes
+//
+// A region holds, during one call, what the peers push: the gathered operand (ag_gemm: `world` shards) or the staged
+// partials (gemm_rs: `world - 1` slots of tiles). The send buffer is read by this rank's copy engine only. The
+// control words lie at offsets that depend on no shape, so one shape's signal can never be another shape's data.
+
+#include "schedule/host_device.hpp"
+
+namespace flux {
+
+constexpr int kMaxWorld = 16;            // ranks of one host
+constexpr int kMaxPieces = 16;           // pieces of a chunk, each with a signal of its own
+constexpr int64_t kRegionAlign = 1024;   // base of a region; tensor maps need 128
+
+using Epoch = uint64_t;  // one per call of any op on a group, counted from 1; it never wraps
+
+enum class SignalKind : int { kAgGemm = 0, kGemmRs = 1 };
+constexpr int kNumSignalKinds = 2;
+
+// Words that peers write. Each holds the newest epoch for which its event has happened, so a reader waits for
+// `word >= epoch`, and nothing is ever reset.
+struct SignalWords {
+  Epoch arrived[kNumSignalKinds][kMaxWorld][kMaxPieces];  // [kind][source rank][piece]
+  Epoch completed[kMaxWorld];                             // last call that the peer has finished (graph replay)
+};
+
+// Words that only this rank touches.
+struct LocalWords {
+  Epoch epoch;                                  // calls begun on the device (graph replay)
+  uint32_t tiles_done[kMaxWorld][kMaxPieces];   // gemm_rs: finished tiles by destination rank and piece
+  uint32_t blocks_done;                         // CTAs that have left the kernel
+};
+
+struct ControlWords {
+  SignalWords signals;
+  LocalWords local;
+};
+
+FLUX_HD Epoch parity_of(Epoch epoch) { return epoch & 1; }
+
+struct WorkspaceLayout {
+  int64_t region_bytes;
+  int64_t send_bytes;
+
+  FLUX_HD static int64_t control_bytes() { return round_up(sizeof(ControlWords), kRegionAlign); }
+  FLUX_HD int64_t region_offset(int parity) const { return control_bytes() + parity * region_bytes; }
+  FLUX_HD int64_t send_offset() const { return control_bytes() + 2 * region_bytes; }
+  FLUX_HD int64_t total_bytes() const { return send_offset() + send_bytes; }
+};
+
+FLUX_HD WorkspaceLayout make_workspace_layout(int64_t region_bytes, int64_t send_bytes) {
+  return {round_up(region_bytes, kRegionAlign), round_up(send_bytes, kRegionAlign)};
+}
+
+// ---- ag_gemm: region[source rank][row of the shard][k]
+
+FLUX_HD int64_t ag_shard_bytes(int64_t rows_per_rank, int64_t k, int64_t element_size) {
+  return rows_per_rank * k * element_size;
+}
+FLUX_HD int64_t ag_region_bytes(int world, int64_t rows_per_rank, int64_t k, int64_t element_size) {
+  return world * ag_shard_bytes(rows_per_rank, k, element_size);
+}
+FLUX_HD int64_t ag_shard_offset(int source, int64_t rows_per_rank, int64_t k, int64_t element_size) {
+  return source * ag_shard_bytes(rows_per_rank, k, element_size);
+}
+
+// ---- gemm_rs: region[slot of the source][tile position][element], send buffer [slot of the destination][...]
+// Tiles are whole: the padding of a ragged edge travels too, so both ends index alike.
+
+FLUX_HD int64_t rs_tile_bytes(int64_t tile_m, int64_t tile_n, int64_t element_size) {
+  return tile_m * tile_n * element_size;
+}
+FLUX_HD int64_t rs_slot_bytes(int64_t num_tiles, int64_t tile_bytes) { return num_tiles * tile_bytes; }
+FLUX_HD int64_t rs_region_bytes(int world, int64_t num_tiles, int64_t tile_bytes) {
+  return (world - 1) * rs_slot_bytes(num_tiles, tile_bytes);
+}
+FLUX_HD int64_t rs_tile_offset(int slot, int64_t position, int64_t num_tiles, int64_t tile_bytes) {
+  return slot * rs_slot_bytes(num_tiles, tile_bytes) + position * tile_bytes;
+}
+
+}  // namespace flux
