@@ -19,8 +19,10 @@ constexpr int64_t kRegionAlign = 1024;   // base of a region; tensor maps need 1
 
 using Epoch = uint64_t;  // one per call of any op on a group, counted from 1; it never wraps
 
-enum class SignalKind : int { kAgGemm = 0, kGemmRs = 1 };
-constexpr int kNumSignalKinds = 2;
+// Each op has two sets of signals: one for eager calls, whose epoch the host counts, and one for calls of a replayed
+// CUDA graph, whose epoch the device counts.
+enum class SignalKind : int { kAgGemm = 0, kGemmRs = 1, kAgGemmReplay = 2, kGemmRsReplay = 3 };
+constexpr int kNumSignalKinds = 4;
 
 // Words that peers write. Each holds the newest epoch for which its event has happened, so a reader waits for
 // `word >= epoch`, and nothing is ever reset.
