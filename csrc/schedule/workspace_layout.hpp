@@ -13,9 +13,9 @@
 
 namespace flux {
 
-constexpr int kMaxWorld = 16;            // ranks of one host
-constexpr int kMaxPieces = 16;           // pieces of a chunk, each with a signal of its own
-constexpr int64_t kRegionAlign = 1024;   // base of a region; tensor maps need 128
+constexpr int kMaxWorld = 16;           // ranks of one host
+constexpr int kMaxPieces = 16;          // pieces of a chunk, each with a signal of its own
+constexpr int64_t kRegionAlign = 1024;  // base of a region; tensor maps need 128
 
 using Epoch = uint64_t;  // one per call of any op on a group, counted from 1; it never wraps
 
@@ -33,9 +33,9 @@ struct SignalWords {
 
 // Words that only this rank touches.
 struct LocalWords {
-  Epoch epoch;                                  // calls begun on the device (graph replay)
-  uint32_t tiles_done[kMaxWorld][kMaxPieces];   // gemm_rs: finished tiles by destination rank and piece
-  uint32_t blocks_done;                         // CTAs that have left the kernel
+  Epoch epoch;                                 // calls begun on the device (graph replay)
+  uint32_t tiles_done[kMaxWorld][kMaxPieces];  // gemm_rs: finished tiles by destination rank and piece
+  uint32_t blocks_done;                        // CTAs that have left the kernel
 };
 
 struct ControlWords {
