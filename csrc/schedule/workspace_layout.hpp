@@ -35,7 +35,7 @@ struct SignalWords {
 struct LocalWords {
   Epoch epoch;                                 // calls begun on the device (graph replay)
   uint32_t tiles_done[kMaxWorld][kMaxPieces];  // gemm_rs: finished tiles by destination rank and piece
-  uint32_t blocks_done;                        // CTAs that have left the kernel
+  uint32_t fault_claim;                        // set by the first thread whose wait times out
 };
 
 struct ControlWords {

@@ -1,0 +1,87 @@
+#pragma once
+// Signals between GPUs: loads and stores at system scope, and the bounded wait.
+//
+//   writer   stores the data; then the signal, with release semantics at system scope
+//   reader   loads the signal with acquire semantics at system scope; then the data
+//   TMA      reads through the async proxy: fence_async_proxy() stands between the acquire and the first TMA load of
+//            data that ordinary stores or a copy engine wrote
+
+#include <cuda_runtime.h>
+
+#include "comm/fault.hpp"
+
+namespace flux {
+
+__device__ __forceinline__ Epoch load_acquire_sys(Epoch const* p) {
+  Epoch v;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ Epoch load_relaxed_sys(Epoch const* p) {
+  Epoch v;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void store_release_sys(Epoch* p, Epoch v) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
+// Counts one arrival; all earlier stores of the caller (and of threads it has synchronised with) come before it.
+__device__ __forceinline__ void count_release_sys(uint32_t* p) {
+  asm volatile("red.release.sys.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
+}
+
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+__device__ __forceinline__ uint64_t global_timer_ns() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+
+__device__ __forceinline__ Epoch epoch_of(SignalWait const& wait) {
+  if (wait.epoch_word != nullptr) return load_relaxed_sys(wait.epoch_word);
+  return wait.epoch;
+}
+
+// Records the first fault and stops the kernel: what it would compute from here on could only be wrong.
+__device__ __forceinline__ void report_fault(SignalWait const& wait, int peer, int piece, int tile_m, int tile_n,
+                                          Epoch expected, Epoch seen) {
+  if (atomicCAS(wait.fault_claim, 0u, 1u) == 0u) {
+    FaultRecord volatile* record = wait.fault;
+    record->op = wait.op;
+    record->rank = wait.rank;
+    record->peer = peer;
+    record->piece = piece;
+    record->tile_m = tile_m;
+    record->tile_n = tile_n;
+    record->expected = expected;
+    record->seen = seen;
+    __threadfence_system();
+    record->written = 1;
+    __threadfence_system();
+  } else {  // leave the thread that writes the record time to finish
+    uint64_t const start = global_timer_ns();
+    while (global_timer_ns() - start < 10'000'000) {
+    }
+  }
+  __trap();
+}
+
+// Returns once *word >= expected; stops the kernel with a fault record after the timeout.
+__device__ __forceinline__ void wait_signal(SignalWait const& wait, Epoch const* word, Epoch expected, int peer,
+                                            int piece, int tile_m, int tile_n) {
+  if (load_acquire_sys(word) >= expected) return;
+  uint64_t const start = global_timer_ns();
+  for (;;) {
+    Epoch const seen = load_acquire_sys(word);
+    if (seen >= expected) return;
+    if (global_timer_ns() - start > wait.timeout_ns) {
+      report_fault(wait, peer, piece, tile_m, tile_n, expected, seen);
+    }
+  }
+}
+
+}  // namespace flux

@@ -1,0 +1,29 @@
+#pragma once
+// What the copy-engine side of an op enqueues on a stream. Every function returns an error code.
+
+#include <cuda_runtime.h>
+
+#include "comm/fault.hpp"
+#include "schedule/workspace_layout.hpp"
+
+namespace flux {
+
+// Writes `value` after all earlier work of the stream, visible to the whole system; `word` may be a peer's.
+cudaError_t stream_write(cudaStream_t stream, Epoch* word, Epoch value);
+cudaError_t stream_write(cudaStream_t stream, uint32_t* word, uint32_t value);
+
+// Holds back the stream until *word >= value. `word` is local, and local kernels are sure to raise it.
+cudaError_t stream_wait(cudaStream_t stream, uint32_t const* word, uint32_t value);
+
+// Graph replay (see csrc/cuda/workspace.hpp). Each is one small kernel.
+// Counts a call: *epoch += 1.
+cudaError_t stream_begin_call(cudaStream_t stream, Epoch* epoch);
+// Waits until every peer has finished the call before this one: completed[q] >= epoch - 1.
+cudaError_t stream_wait_completed(cudaStream_t stream, Epoch const* completed, int world, SignalWait const& wait);
+// Tells every peer that this rank has finished the call: (*completed_at[q]) = epoch.
+struct PeerWords {
+  Epoch* at[kMaxWorld];
+};
+cudaError_t stream_end_call(cudaStream_t stream, PeerWords const& completed, int rank, int world, Epoch const* epoch);
+
+}  // namespace flux

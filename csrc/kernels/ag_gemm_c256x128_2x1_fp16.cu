@@ -1,0 +1,10 @@
+#include "kernels/ag_gemm.cuh"
+#include "kernels/kernels.hpp"
+
+namespace flux {
+
+cudaError_t ag_gemm_c256x128_2x1_fp16(AgGemmArgs const& args, cudaStream_t stream) {
+  return launch_ag_gemm<Config<Cooperative, 256, 128, 64, 2, 1>, cutlass::half_t>(args, stream);
+}
+
+}  // namespace flux

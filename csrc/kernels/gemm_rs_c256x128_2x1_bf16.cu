@@ -1,0 +1,10 @@
+#include "kernels/gemm_rs.cuh"
+#include "kernels/kernels.hpp"
+
+namespace flux {
+
+cudaError_t gemm_rs_c256x128_2x1_bf16(GemmRsArgs const& args, cudaStream_t stream) {
+  return launch_gemm_rs<Config<Cooperative, 256, 128, 64, 2, 1>, cutlass::bfloat16_t>(args, stream);
+}
+
+}  // namespace flux

@@ -1,0 +1,55 @@
+#pragma once
+// The compiled configurations, a row each, and the choice among them. Names: tile, cluster, schedule (c: cooperative,
+// p: pingpong).
+
+#include <string>
+
+#include "kernels/launch.hpp"
+
+namespace flux {
+
+enum class Element16 : int { kBFloat16 = 0, kFloat16 = 1 };
+
+using AgGemmLauncher = cudaError_t (*)(AgGemmArgs const&, cudaStream_t);
+using GemmRsLauncher = cudaError_t (*)(GemmRsArgs const&, cudaStream_t);
+
+#define FLUX_DECLARE_KERNELS(config)                                      \
+  cudaError_t ag_gemm_##config##_bf16(AgGemmArgs const&, cudaStream_t);   \
+  cudaError_t ag_gemm_##config##_fp16(AgGemmArgs const&, cudaStream_t);   \
+  cudaError_t gemm_rs_##config##_bf16(GemmRsArgs const&, cudaStream_t);   \
+  cudaError_t gemm_rs_##config##_fp16(GemmRsArgs const&, cudaStream_t)
+FLUX_DECLARE_KERNELS(c128x256_2x1);
+FLUX_DECLARE_KERNELS(c256x128_2x1);
+FLUX_DECLARE_KERNELS(p128x128_2x1);
+#undef FLUX_DECLARE_KERNELS
+
+struct KernelRow {
+  KernelConfig config;
+  AgGemmLauncher ag_gemm[2];  // by Element16
+  GemmRsLauncher gemm_rs[2];
+};
+
+#define FLUX_LAUNCHERS(config) \
+  {ag_gemm_##config##_bf16, ag_gemm_##config##_fp16}, { gemm_rs_##config##_bf16, gemm_rs_##config##_fp16 }
+inline constexpr KernelRow kKernels[] = {
+    {{"c128x256_2x1", {128, 256, 2, 1}, 2}, FLUX_LAUNCHERS(c128x256_2x1)},  // most products: least traffic a flop
+    {{"c256x128_2x1", {256, 128, 2, 1}, 2}, FLUX_LAUNCHERS(c256x128_2x1)},  // tall chunks whose N ends in half a tile
+    {{"p128x128_2x1", {128, 128, 2, 1}, 1}, FLUX_LAUNCHERS(p128x128_2x1)},  // few tiles, short K: finer waves
+};
+#undef FLUX_LAUNCHERS
+inline constexpr int kNumKernels = sizeof(kKernels) / sizeof(kKernels[0]);
+
+// How one problem is run: a kernel and its knobs.
+struct LaunchChoice {
+  int kernel;    // index into kKernels
+  int swizzle;   // clusters in a stripe
+  bool along_n;  // walk along N
+  int pieces;    // of a chunk, each with its own signal
+
+  std::string name() const {
+    return std::string(kKernels[kernel].config.name) + "/" + (along_n ? "n" : "m") + std::to_string(swizzle) + "/p" +
+           std::to_string(pieces);
+  }
+};
+
+}  // namespace flux

@@ -1,0 +1,57 @@
+#pragma once
+// How the host starts a kernel: plain arguments in, an error code out. No torch, no CUTLASS.
+
+#include <cuda_runtime.h>
+
+#include "comm/fault.hpp"
+#include "schedule/tile_order.hpp"
+
+namespace flux {
+
+//   y[c * rows + i, :] = A_c[i, :] . w^T + bias      A_c = shard for c = rank, gathered[c] else
+struct AgGemmArgs {
+  int rank, world;
+  int64_t rows, n, k;
+  void const* shard;     // [rows, k], this rank's x
+  void const* gathered;  // [world][rows, k], filled by the peers; the own slot is not read
+  void const* weight;
+  int64_t weight_stride;
+  bool weight_transposed;
+  void const* bias;      // [n] or null
+  void* y;               // [world * rows, n]
+  Epoch const* arrived;  // [source][kMaxPieces]
+  Pieces pieces;         // of the rows of a shard
+  int swizzle;
+  bool along_n;
+  SignalWait wait;
+};
+
+//   partial_c = x_c . w^T for each chunk c; the tiles of c != rank go to the send buffer, those of c = rank become
+//   y = sum over ranks, in rank order, of the partials of chunk `rank`, + bias
+struct GemmRsArgs {
+  int rank, world;
+  int64_t rows, n, k;
+  void const* x;  // [world * rows, k]
+  void const* weight;
+  int64_t weight_stride;
+  bool weight_transposed;
+  void const* bias;
+  void* y;               // [rows, n]
+  void* send;            // [slot of the destination][tile position][tile]
+  void const* staged;    // [slot of the source][tile position][tile]
+  uint32_t* tiles_done;  // [destination][kMaxPieces], counts warpgroups
+  Epoch const* arrived;  // [source][kMaxPieces]
+  Pieces pieces;         // of the tile positions of a chunk
+  int swizzle;
+  bool along_n;
+  SignalWait wait;
+};
+
+// A compiled kernel configuration.
+struct KernelConfig {
+  char const* name;
+  TileShape shape;
+  int warpgroups_per_tile;  // that compute one tile together: what tiles_done counts per tile
+};
+
+}  // namespace flux

@@ -1,0 +1,119 @@
+#pragma once
+// The persistent tile scheduler of CUTLASS with the order of schedule/: chunk after chunk (chunk_order.hpp), inside a
+// chunk tile after tile (tile_order.hpp). The chunk is the batch mode L of the problem, so a tile never straddles two
+// ranks and a ragged M / TP is the ordinary residue of a batch.
+
+#include "cutlass/cutlass.h"
+#include "cutlass/gemm/kernel/tile_scheduler.hpp"
+#include "schedule/chunk_order.hpp"
+#include "schedule/tile_order.hpp"
+
+namespace flux {
+
+struct AgOrder {
+  FLUX_HD static int chunk(int rank, int world, int step) { return ag_chunk(rank, world, step); }
+};
+struct RsOrder {
+  FLUX_HD static int chunk(int rank, int world, int step) { return rs_chunk(rank, world, step); }
+};
+
+// What GemmUniversal takes for its scheduler argument to select ChunkedTileScheduler.
+template <class ChunkOrder>
+struct ChunkedSchedulerTag {};
+
+template <class ChunkOrder>
+class ChunkedTileScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90 {
+  using Stock = cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90;
+  using StockParams = cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90Params;
+
+ public:
+  using typename Stock::RasterOrder;
+  using typename Stock::WorkTileInfo;
+
+  struct Arguments : Stock::Arguments {
+    int rank = 0, world = 1;
+    TileOrder order{};
+  };
+
+  struct Params : StockParams {
+    int rank = 0, world = 1;
+    TileOrder order{};
+  };
+
+  template <class ProblemShape, class TileShapeT, class ClusterShapeT>
+  static Params to_underlying_arguments(ProblemShape problem, TileShapeT tile, ClusterShapeT cluster,
+                                        cutlass::KernelHardwareInfo const& hw, Arguments const& args,
+                                        void* workspace = nullptr, uint32_t epilogue_subtile = 1,
+                                        uint32_t k_alignment = 1) {
+    Params params;
+    static_cast<StockParams&>(params) =
+        Stock::to_underlying_arguments(problem, tile, cluster, hw, args, workspace, epilogue_subtile, k_alignment);
+    params.rank = args.rank;
+    params.world = args.world;
+    params.order = args.order;
+    return params;
+  }
+
+  CUTLASS_HOST_DEVICE ChunkedTileScheduler() {}
+
+  CUTLASS_DEVICE explicit ChunkedTileScheduler(Params const& params) : Stock(params), params_(&params) {
+#if defined(__CUDA_ARCH__)
+    uint32_t const block = params.raster_order_ == RasterOrder::AlongN ? blockIdx.x + blockIdx.y * gridDim.x
+                                                                       : blockIdx.x * gridDim.y + blockIdx.y;
+    uint32_t const cluster_size = params.order.cluster_size();
+    cluster_ = block / cluster_size;
+    num_clusters_ = gridDim.x * gridDim.y / cluster_size;
+#endif
+  }
+
+  CUTLASS_DEVICE WorkTileInfo get_current_work() const { return work_at(cluster_); }
+
+  template <class ClusterShapeT>
+  CUTLASS_DEVICE WorkTileInfo initial_work_tile_info(ClusterShapeT) {
+    return work_at(cluster_);
+  }
+
+  CUTLASS_DEVICE void advance_to_next_work(uint32_t count = 1) { cluster_ += num_clusters_ * count; }
+
+  CUTLASS_DEVICE bool is_last_tile(WorkTileInfo&, uint32_t count = 1) const {
+    return cluster_ + num_clusters_ * count >= uint32_t(params_->order.num_clusters() * params_->world);
+  }
+
+  CUTLASS_DEVICE auto fetch_next_work(WorkTileInfo) {
+    advance_to_next_work();
+    return cute::make_tuple(work_at(cluster_), true);
+  }
+
+  template <class Pipeline, class PipelineState>
+  CUTLASS_DEVICE auto fetch_next_work(WorkTileInfo work, Pipeline&, PipelineState) {
+    return fetch_next_work(work);
+  }
+
+ private:
+  CUTLASS_DEVICE WorkTileInfo work_at(uint32_t cluster) const {
+    TileOrder const& order = params_->order;
+    uint32_t const per_chunk = order.num_clusters();
+    int const step = cluster / per_chunk;
+    if (step >= params_->world) return WorkTileInfo::invalid_work_tile();
+    Tile const c = order.cluster_at(cluster - step * per_chunk);
+    dim3 const in_cluster = cute::block_id_in_cluster();
+    return {c.m * order.cluster_m + int32_t(in_cluster.x), c.n * order.cluster_n + int32_t(in_cluster.y),
+            ChunkOrder::chunk(params_->rank, params_->world, step), true};
+  }
+
+  Params const* params_ = nullptr;
+  uint32_t cluster_ = 0;
+  uint32_t num_clusters_ = 0;
+};
+
+}  // namespace flux
+
+namespace cutlass::gemm::kernel::detail {
+
+template <class ChunkOrder, class TileShape, class ClusterShape, uint32_t SchedulerPipelineStageCount>
+struct TileSchedulerSelector<flux::ChunkedSchedulerTag<ChunkOrder>, arch::Sm90, TileShape, ClusterShape,
+                             SchedulerPipelineStageCount> {
+  using Scheduler = flux::ChunkedTileScheduler<ChunkOrder>;
+};
+
+}  // namespace cutlass::gemm::kernel::detail
