@@ -1,0 +1,97 @@
+# make demo   builds the package in a virtual environment in this folder, and runs a tensor-parallel MLP
+# make test   the same, and runs every test that this machine can run
+#
+# SYSTEM_PYTHON=1    uses the current python3 and its packages: no virtual environment, no download
+# BUILD=0            uses the extension module that is there
+# FLUX_BUILD_CUDA=1  requires the CUDA kernels; 0 leaves them out
+# PYTHON=...         the Python that makes the virtual environment;  ARGS="..."  more arguments for pytest, demo or bench
+
+SHELL := /bin/bash
+VENV := .venv
+ARGS ?=
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+
+ifeq ($(SYSTEM_PYTHON),1)
+  PY := $(or $(PYTHON),python3)
+  ENVIRONMENT :=
+  TOOLS :=
+  CUTLASS :=
+else
+  PY := $(VENV)/bin/python
+  ENVIRONMENT := $(VENV)/.torch-installed
+  TOOLS := $(VENV)/.tools-installed
+  CUTLASS := $(VENV)/.cutlass-installed
+  export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+endif
+
+HAS_GPU := $(wildcard /dev/nvidia[0-9]*)
+CPP_FILES = $(shell find csrc tests -name '*.cpp' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh')
+BUILD_COMMAND = $(PY) setup.py --quiet build_ext --inplace
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
+
+.PHONY: demo test gpu-test bench build build-for-machine lint format clean
+
+demo: build-for-machine
+	$(PY) benchmarks/demo.py $(ARGS)
+
+test: build-for-machine
+	$(PY) -m pytest $(ARGS)
+
+gpu-test: build
+	$(PY) -m pytest tests/gpu $(ARGS)
+
+bench: build
+	$(PY) benchmarks/bench.py $(ARGS)
+
+# ---- the extension module
+
+ifeq ($(BUILD),0)
+build build-for-machine: $(ENVIRONMENT) $(TOOLS)
+	@echo "BUILD=0: using the extension module that is there."
+else
+build: $(ENVIRONMENT) $(TOOLS) $(CUTLASS)
+	@$(BUILD_COMMAND)
+
+# The CUDA kernels take minutes to compile, so a machine that can't run them builds them only when told to.
+ifneq ($(HAS_GPU)$(FLUX_BUILD_CUDA),)
+build-for-machine: build
+else
+build-for-machine: $(ENVIRONMENT) $(TOOLS)
+	@echo "No GPU here, so the CUDA kernels are left out; FLUX_BUILD_CUDA=1 compiles them too."
+	@FLUX_BUILD_CUDA=0 $(BUILD_COMMAND)
+endif
+endif
+
+# ---- the virtual environment
+
+$(VENV)/bin/python:
+	@python=$$(tools/find_python.sh "$(PYTHON)") && echo "Making a virtual environment in $(VENV) with $$python." \
+	  && $$python -m venv $(VENV)
+
+$(VENV)/.torch-installed: requirements/torch.txt | $(VENV)/bin/python
+	@echo "Installing $$(cat $<) and its CUDA libraries into $(VENV): a download of 2.7 GB, 4.7 GB on disk."
+	@$(PIP) -r $< && touch $@
+
+$(VENV)/.tools-installed: requirements/dev.txt | $(VENV)/.torch-installed
+	@echo "Installing the build and test tools into $(VENV): a download of 30 MB."
+	@$(PIP) -r $< && touch $@
+	@echo "$(CURDIR)" > "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/flux_ops.pth"
+
+$(VENV)/.cutlass-installed: requirements/cutlass.txt | $(VENV)/.torch-installed
+	@echo "Installing the CUTLASS headers into $(VENV): a download of 6 MB."
+	@$(PIP) --no-deps -r $< && touch $@
+
+# ---- style
+
+lint: $(ENVIRONMENT) $(TOOLS)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	clang-format --dry-run -Werror $(CPP_FILES)
+
+format: $(ENVIRONMENT) $(TOOLS)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+	clang-format -i $(CPP_FILES)
+
+clean:
+	rm -rf build dist *.egg-info flux_ops/*.so .pytest_cache .ruff_cache
