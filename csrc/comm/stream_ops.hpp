@@ -15,11 +15,12 @@ cudaError_t stream_write(cudaStream_t stream, uint32_t* word, uint32_t value);
 // Holds back the stream until *word >= value. `word` is local, and local kernels are sure to raise it.
 cudaError_t stream_wait(cudaStream_t stream, uint32_t const* word, uint32_t value);
 
-// Graph replay (see csrc/cuda/workspace.hpp). Each is one small kernel.
-// Counts a call: *epoch += 1.
-cudaError_t stream_begin_call(cudaStream_t stream, Epoch* epoch);
-// Waits until every peer has finished the call before this one: completed[q] >= epoch - 1.
-cudaError_t stream_wait_completed(cudaStream_t stream, Epoch const* completed, int world, SignalWait const& wait);
+// Graph replay (see csrc/cuda/workspace.hpp), one small kernel each.
+// Counts a call, *wait.epoch_word += 1, and waits until every peer has finished the call before it:
+// completed[q] >= *wait.epoch_word - 1. It stands before the GEMM on the same stream: a kernel that waits beside a
+// persistent GEMM might find no free SM.
+cudaError_t stream_begin_call(cudaStream_t stream, Epoch* epoch, Epoch const* completed, int world,
+                              SignalWait const& wait);
 // Tells every peer that this rank has finished the call: (*completed_at[q]) = epoch.
 struct PeerWords {
   Epoch* at[kMaxWorld];

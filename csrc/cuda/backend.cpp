@@ -1,0 +1,64 @@
+// What the CUDA backend can run, and what it needs for it.
+
+#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/util/Exception.h>
+
+#include <cstdlib>
+
+#include "cuda/launch.hpp"
+#include "ops/backend.hpp"
+
+namespace flux::cuda {
+
+LaunchChoice launch_choice(Problem const& problem) {
+  LaunchChoice choice = choose_launch(problem);
+  if (char const* forced = std::getenv("FLUX_FORCE_CONFIG")) {
+    TORCH_CHECK_VALUE(parse_choice(forced, &choice), "FLUX_FORCE_CONFIG is '", forced,
+                      "': expected a configuration such as '", choose_launch(problem).name(), "'.");
+  }
+  return choice;
+}
+
+std::string why_not_fused(Problem const& problem) {
+  if (problem.dtype != DataType::kBFloat16 && problem.dtype != DataType::kFloat16) {
+    return "its CUDA kernels take bfloat16 and float16 only";
+  }
+  cudaDeviceProp const* properties = at::cuda::getCurrentDeviceProperties();
+  if (properties->major != 9 || properties->minor != 0) {
+    return c10::str("its CUDA kernels are built for compute capability 9.0 (H100, H200), and this GPU (",
+                    properties->name, ") has ", properties->major, ".", properties->minor);
+  }
+  if (problem.world > kMaxWorld) return c10::str("it takes at most ", kMaxWorld, " ranks, and the group has ", problem.world);
+  if (problem.k % 8 != 0) return c10::str("K = ", problem.k, " is not a multiple of 8 (rows of 16 bytes)");
+  if (problem.n % 8 != 0) return c10::str("N = ", problem.n, " is not a multiple of 8 (rows of 16 bytes)");
+  return "";
+}
+
+std::string config_name(Problem const& problem) { return launch_choice(problem).name(); }
+
+WorkspaceNeeds workspace_needs(Problem const& problem) {
+  if (problem.op == Op::kAgGemm) {
+    return {ag_region_bytes(problem.world, problem.rows, problem.k, element_size(problem.dtype)), 0};
+  }
+  RsPlan const plan = rs_plan(problem);
+  int64_t const bytes = rs_region_bytes(problem.world, plan.order.num_tiles(), plan.tile_bytes);
+  return {bytes, bytes};
+}
+
+RsPlan rs_plan(Problem const& problem) {
+  LaunchChoice const choice = launch_choice(problem);
+  KernelConfig const& config = kKernels[choice.kernel].config;
+  RsPlan plan;
+  plan.choice = choice;
+  plan.order = make_tile_order(problem.rows, problem.n, config.shape, choice.swizzle, choice.along_n);
+  plan.pieces = make_pieces(plan.order.num_tiles(), choice.pieces, plan.order.cluster_size());
+  plan.tile_bytes = rs_tile_bytes(config.shape.tile_m, config.shape.tile_n, element_size(problem.dtype));
+  return plan;
+}
+
+std::shared_ptr<Workspace> make_workspace(WorkspaceView const& view) { return std::make_shared<Workspace>(view); }
+
+bool is_capturing() { return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None; }
+
+}  // namespace flux::cuda

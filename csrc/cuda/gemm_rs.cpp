@@ -1,0 +1,64 @@
+// gemm_rs on CUDA: one kernel computes the partials, chunk by chunk, own chunk last, and adds up the own chunk. The
+// copy engine pushes finished pieces to their owners meanwhile. See csrc/kernels/gemm_rs.cuh.
+
+#include <ATen/cuda/CUDAContext.h>
+
+#include "comm/stream_ops.hpp"
+#include "cuda/launch.hpp"
+#include "ops/backend.hpp"
+#include "schedule/chunk_order.hpp"
+
+namespace flux::cuda {
+
+void gemm_rs(Problem const& problem, Operands const& operands, Workspace& workspace, Epoch epoch,
+             double timeout_seconds) {
+  cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
+  WorkspaceView const& view = workspace.view();
+  RsPlan const plan = rs_plan(problem);
+  KernelRow const& kernel = kKernels[plan.choice.kernel];
+  int64_t const num_tiles = plan.order.num_tiles();
+  Call call(workspace, problem, stream, epoch, timeout_seconds);
+  LocalWords& local = view.control(problem.rank).local;
+
+  GemmRsArgs args{};
+  args.rank = problem.rank;
+  args.world = problem.world;
+  args.rows = problem.rows;
+  args.n = problem.n;
+  args.k = problem.k;
+  args.x = operands.x;
+  args.weight = operands.weight;
+  args.weight_stride = operands.weight_stride;
+  args.weight_transposed = problem.weight_transposed;
+  args.bias = operands.bias;
+  args.y = operands.y;
+  args.send = view.send_buffer();
+  args.staged = view.region(problem.rank, call.parity());
+  args.tiles_done = local.tiles_done[0];
+  args.arrived = call.arrived(problem.rank, 0);
+  args.pieces = plan.pieces;
+  args.swizzle = plan.choice.swizzle;
+  args.along_n = plan.choice.along_n;
+  args.wait = call.wait();
+
+  call.fork();
+  check(kernel.gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_rs");
+  for (int step = 0; step < problem.world - 1; ++step) {
+    int const peer = rs_chunk(problem.rank, problem.world, step);
+    int const slot_here = rs_slot(problem.rank, problem.world, peer);
+    int const slot_there = rs_slot(peer, problem.world, problem.rank);
+    for (int piece = 0; piece < plan.pieces.count(); ++piece) {
+      int32_t const begin = plan.pieces.begin(piece);
+      int32_t const tiles = plan.pieces.size(piece);
+      uint32_t* const done = &local.tiles_done[peer][piece];
+      check(stream_wait(workspace.side_stream(), done, tiles * kernel.config.warpgroups_per_tile), "waiting for tiles");
+      call.push(view.region(peer, call.parity()) + rs_tile_offset(slot_there, begin, num_tiles, plan.tile_bytes),
+                view.send_buffer() + rs_tile_offset(slot_here, begin, num_tiles, plan.tile_bytes),
+                tiles * plan.tile_bytes, call.arrived(peer, problem.rank) + piece);
+      check(stream_write(workspace.side_stream(), done, 0u), "resetting a tile counter");
+    }
+  }
+  call.join();
+}
+
+}  // namespace flux::cuda

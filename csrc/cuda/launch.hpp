@@ -1,0 +1,26 @@
+#pragma once
+// What the two ops of the CUDA backend share.
+
+#include "cuda/workspace.hpp"
+#include "kernels/choose.hpp"
+#include "ops/problem.hpp"
+
+namespace flux::cuda {
+
+// The choice for a problem; FLUX_FORCE_CONFIG (a LaunchChoice::name) overrides it for experiments.
+LaunchChoice launch_choice(Problem const& problem);
+
+// How the partials of gemm_rs travel: both ends compute it alike.
+struct RsPlan {
+  LaunchChoice choice;
+  TileOrder order;
+  Pieces pieces;  // of the tile positions
+  int64_t tile_bytes;
+};
+RsPlan rs_plan(Problem const& problem);
+
+inline int element_index(DataType dtype) {
+  return static_cast<int>(dtype == DataType::kBFloat16 ? Element16::kBFloat16 : Element16::kFloat16);
+}
+
+}  // namespace flux::cuda

@@ -1,0 +1,87 @@
+#pragma once
+// The CUDA side of a workspace: the stream that drives the copy engine, and the state of the protocol on this rank.
+//
+// Protocol, one call of any op on a group:
+//
+//  1. Every rank calls the same ops with the same problems in the same order, on one stream.
+//  2. A call has an epoch, one more than the call before. A push writes its data, then the piece's signal with the
+//     call's epoch. A reader waits for signal >= epoch. Nothing that a peer writes is ever reset.
+//  3. Eager calls use the region of parity epoch & 1. Why it is free: to finish call e-1 a rank needs data from every
+//     peer that the peer sends after it has finished call e-2. So when this rank starts call e, every peer is done
+//     with call e-2, the last to use that region.
+//  4. The call ends on the caller's stream when the kernel and the pushes of this rank are done; then the send buffer,
+//     the tile counters and the operands are free again.
+//  5. From the first call that a CUDA graph captures on, the host can't know epochs: replays advance them. Such calls,
+//     and all later eager ones, count epochs in device memory from 1 on, with signals of their own, and use one region:
+//     that of the parity which the last eager call did not use. It is free for call e once every peer has finished
+//     call e-1, which the peers' `completed` words say; the call waits for them first.
+//
+// tests/host/protocol_model.cpp checks these rules by going through all interleavings of small cases.
+
+#include <cuda_runtime.h>
+
+#include <functional>
+
+#include "comm/fault.hpp"
+#include "ops/problem.hpp"
+
+namespace flux::cuda {
+
+class Workspace {
+ public:
+  explicit Workspace(WorkspaceView const& view);
+  ~Workspace();
+  Workspace(Workspace const&) = delete;
+  Workspace& operator=(Workspace const&) = delete;
+
+  WorkspaceView const& view() const { return view_; }
+  cudaStream_t side_stream() const { return side_stream_; }
+
+  // Throws the fault that an earlier call left behind.
+  void check_fault() const;
+
+ private:
+  friend class Call;
+
+  WorkspaceView view_;
+  int device_;
+  cudaStream_t side_stream_ = nullptr;
+  cudaEvent_t fork_ = nullptr;
+  cudaEvent_t join_ = nullptr;
+  FaultRecord* fault_ = nullptr;  // pinned
+  bool replayed_ = false;         // rule 5 holds
+  int replay_parity_ = 0;
+};
+
+// One call in flight between its first and its last launch on the caller's stream.
+class Call {
+ public:
+  Call(Workspace& workspace, Problem const& problem, cudaStream_t stream, Epoch epoch, double timeout_seconds);
+
+  int parity() const { return parity_; }
+  SignalKind signal_kind() const;
+  SignalWait const& wait() const { return wait_; }
+
+  // The signals of this call's kind at rank `r`, written by `source`.
+  Epoch* arrived(int r, int source) const;
+
+  // Lets the side stream start: it sees all that the caller's stream has done so far.
+  void fork();
+  // Enqueues, on the side stream, a copy to a peer and the signal that it has arrived.
+  void push(void* to, void const* from, int64_t bytes, Epoch* signal);
+  // Ends the call: the caller's stream waits for the side stream.
+  void join();
+
+ private:
+  Workspace& workspace_;
+  Problem const& problem_;
+  cudaStream_t stream_;
+  Epoch epoch_;
+  int parity_;
+  SignalWait wait_;
+};
+
+// Throws a c10::Error with the failed action's name.
+void check(cudaError_t error, char const* action);
+
+}  // namespace flux::cuda
