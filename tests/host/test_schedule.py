@@ -1,0 +1,113 @@
+"""csrc/schedule by g++ alone: orders, pieces, slots and the workspace layout, and what the C++ layers may include."""
+
+import re
+import subprocess
+
+import pytest
+
+from tests.host.conftest import CSRC
+
+TESTS = [
+    "ag_chunks_are_a_permutation_own_first",
+    "rs_chunks_are_a_permutation_own_last",
+    "pushes_are_consumed_in_the_order_they_are_sent",
+    "rs_slots_are_distinct_and_inverse",
+    "tile_grid_covers_the_chunk_and_pads_less_than_a_cluster",
+    "tile_order_is_a_permutation_with_an_inverse",
+    "cluster_order_is_a_permutation_with_an_inverse",
+    "tiles_of_a_cluster_are_neighbours_m_fastest",
+    "stripes_are_compact",
+    "swizzle_matches_the_picture",
+    "pieces_cover_every_item_once",
+    "pieces_of_many_items_do_not_overflow",
+    "large_tile_grids_do_not_overflow",
+    "signal_words_are_distinct",
+    "parity_alternates",
+    "workspace_parts_are_disjoint_and_aligned",
+    "ag_shards_are_disjoint_and_exact",
+    "rs_tiles_are_disjoint_and_exact",
+]
+
+
+@pytest.fixture(scope="module")
+def schedule_test(build_program):
+    flags = ["-O1", "-fsanitize=undefined,signed-integer-overflow", "-fno-sanitize-recover=all"]
+    return build_program("schedule_test", ["schedule_test.cpp", "workspace_test.cpp"], flags)
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_schedule(schedule_test, name):
+    done = subprocess.run([str(schedule_test), name], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_test_of_the_program_is_run(schedule_test):
+    done = subprocess.run([str(schedule_test), "--list"], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == TESTS
+
+
+@pytest.mark.parametrize("header", sorted(p.name for p in (CSRC / "schedule").glob("*.hpp")))
+def test_header_compiles_alone(build_program, tmp_path, header):
+    (tmp_path / "alone.cpp").write_text(
+        f'#include "schedule/{header}"\n#include "schedule/{header}"\nint main() {{}}\n'
+    )
+    build_program(f"alone_{header}", [tmp_path / "alone.cpp"], [])
+
+
+# ---- includes
+
+
+def includes(text):
+    """The paths that a source includes."""
+    return re.findall(r"^\s*#\s*include\s*[<\"]([^>\"]+)[>\"]", text, flags=re.MULTILINE)
+
+
+def is_torch(path):
+    return re.match(r"(torch|ATen|c10|caffe2|pybind11|Python\.h)", path) is not None
+
+
+def is_gpu(path):
+    return re.match(r"(cuda|nv|cutlass|cute|cub|thrust|nccl|cooperative_groups)", path) is not None
+
+
+def sources(layer):
+    found = [p for p in sorted((CSRC / layer).rglob("*")) if p.suffix in {".hpp", ".h", ".cuh", ".cu", ".cpp", ".inl"}]
+    if not found:
+        pytest.skip(f"csrc/{layer} has no sources yet")
+    return found
+
+
+def test_schedule_is_pure():
+    for path in sources("schedule"):
+        text = path.read_text()
+        for include in includes(text):
+            assert not (is_torch(include) or is_gpu(include)), f"{path} includes {include}"
+            local = include.startswith("schedule/")
+            assert local or "/" not in include, f"{path} includes {include}, which is not in schedule/"
+        assert not re.search(r"\b(blockIdx|threadIdx|gridDim|blockDim)\b", text), f"{path} reads a thread's coordinates"
+
+
+@pytest.mark.parametrize("layer", ("kernels", "comm"))
+def test_kernels_do_not_include_torch(layer):
+    for path in sources(layer):
+        for include in includes(path.read_text()):
+            assert not is_torch(include), f"{path} includes {include}"
+
+
+@pytest.mark.parametrize(
+    "line, torch, gpu",
+    (
+        ("#include <torch/library.h>", True, False),
+        ('#include "ATen/ATen.h"', True, False),
+        ("  #  include <c10/cuda/CUDAStream.h>", True, False),
+        ("#include <cuda_runtime.h>", False, True),
+        ("#include <cuda/std/array>", False, True),
+        ("#include <cutlass/cutlass.h>", False, True),
+        ("#include <cute/tensor.hpp>", False, True),
+        ("#include <cstdint>", False, False),
+        ('#include "schedule/tile_order.hpp"', False, False),
+    ),
+)
+def test_forbidden_includes_are_recognised(line, torch, gpu):
+    (include,) = includes(f"// a comment\n{line}\n")
+    assert (is_torch(include), is_gpu(include)) == (torch, gpu)
