@@ -1,0 +1,145 @@
+"""A peer that is late, dead or elsewhere: every rank that lives gets an error that names it, within the time.
+
+Each case has ranks of its own: on a GPU a wait that ran out ends the context, and a dead rank is not revived.
+"""
+
+import os
+import re
+import signal
+import threading
+import time
+
+import pytest
+
+import flux_ops
+from tests.cases.base import BF16, FP16, OPS, Case, call, make
+from tests.harness.compare import assert_same
+
+SLACK_S = 12.0  # beyond the timeout: start of kernels, exchange of workspaces, a busy machine
+
+
+def case_of(ctx, op, seed=0):
+    rows, n, k = (256, 512, 1024) if ctx.is_cuda else (32, 72, 64)
+    return Case(op, rows, n, k, seed=seed)
+
+
+def calls_until_error(ctx, op, count=4):
+    """Call and synchronise; on a GPU an error may come with the call, the synchronisation or the call after it."""
+    for seed in range(count):
+        call(make(ctx, case_of(ctx, op, seed)))
+        ctx.sync()
+
+
+def good_call(ctx, op):
+    operands = make(ctx, case_of(ctx, op, 99))
+    y = call(operands)
+    assert_same(y, operands.expected().to(BF16), rank=ctx.rank)
+
+
+def late(ctx, op, seconds, culprit):
+    """The culprit comes `seconds` late to its second call."""
+    good_call(ctx, op)
+    if ctx.rank == culprit:
+        time.sleep(seconds)
+    operands = make(ctx, case_of(ctx, op, 5))
+    y = call(operands)
+    ctx.sync()
+    calls_until_error(ctx, op, 1)
+    assert_same(y, operands.expected().to(BF16), rank=ctx.rank)
+
+
+def dead(ctx, op, culprit, how):
+    good_call(ctx, op)
+    if ctx.rank == culprit:
+        if how == "killed before the call":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif how == "killed in a call":
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        elif how == "raises before the call":
+            raise KeyError("planted")
+    elif how == "killed in a call":
+        time.sleep(1.0)
+    calls_until_error(ctx, op)
+
+
+def other_op(ctx, op, culprit):
+    """The culprit calls the other op, with operands that fit it."""
+    good_call(ctx, "ag_gemm")
+    good_call(ctx, "gemm_rs")
+    mine = op if ctx.rank != culprit else OPS[1 - OPS.index(op)]
+    calls_until_error(ctx, mine, 2)
+
+
+def unlike_arguments(ctx, op, what, culprit):
+    """With the agreement check off, or past it, unlike calls must end in an error, never in a wrong result."""
+    good_call(ctx, op)
+    case = case_of(ctx, op)
+    rows, n, k, dtype = case.rows, case.n, case.k, BF16
+    if ctx.rank == culprit:
+        rows = rows + 8 if what == "rows" else rows
+        n = n + 8 if what == "n" and op == "gemm_rs" else n
+        k = k + 8 if what == "k" and op == "ag_gemm" else k
+        dtype = FP16 if what == "dtype" else dtype
+    operands = make(ctx, Case(op, rows, n, k, dtype=dtype, seed=1))
+    for _ in range(3):
+        call(operands)
+        ctx.sync()
+
+
+def set_timeout_and_wait(ctx, culprit):
+    """flux_ops.set_timeout acts on calls that follow."""
+    good_call(ctx, "ag_gemm")
+    flux_ops.set_timeout(2.0)
+    if ctx.rank == culprit:
+        time.sleep(5.0)
+    calls_until_error(ctx, "ag_gemm", 2)
+
+
+def expect_timeouts(outcomes, *, op, culprit, seconds, culprit_too=True):
+    for outcome in outcomes:
+        if outcome.rank == culprit and not culprit_too:
+            continue
+        text = outcome.describe()
+        assert outcome.status == "error", text
+        assert outcome.seconds < seconds, f"took {outcome.seconds:.1f} s, allowed {seconds}: {text}"
+        if outcome.rank != culprit:
+            assert "DistBackendError" in outcome.kinds, text
+            assert op in outcome.message, text
+            assert re.search(rf"\b{culprit}\b", outcome.message), f"doesn't name rank {culprit}: {text}"
+
+
+class FaultCases:
+    @pytest.mark.parametrize("op", OPS)
+    def test_a_late_peer_is_waited_for(self, spawn, op):
+        spawn(2, {"FLUX_TIMEOUT": "20"}).run(late, op, 2.0, 1)
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_a_peer_too_late_is_named(self, spawn, op):
+        outcomes = spawn(2, {"FLUX_TIMEOUT": "2"}).outcomes(late, op, 7.0, 1)
+        expect_timeouts(outcomes, op=op, culprit=1, seconds=2 + SLACK_S, culprit_too=False)
+
+    @pytest.mark.parametrize("how", ("killed before the call", "killed in a call", "raises before the call"))
+    @pytest.mark.parametrize("op", OPS)
+    def test_a_dead_peer_is_named(self, spawn, op, how):
+        world = self.fault_world
+        outcomes = spawn(world, {"FLUX_TIMEOUT": "2"}).outcomes(dead, op, world - 1, how)
+        expect_timeouts(outcomes, op=op, culprit=world - 1, seconds=2 + SLACK_S, culprit_too=False)
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_a_peer_in_another_op(self, spawn, op):
+        outcomes = spawn(2, {"FLUX_TIMEOUT": "2"}).outcomes(other_op, op, 1)
+        expect_timeouts(outcomes, op=op, culprit=1, seconds=2 + SLACK_S)
+
+    @pytest.mark.parametrize("what", ("rows", "n", "k", "dtype"))
+    @pytest.mark.parametrize("op", OPS)
+    def test_unlike_arguments_without_the_check(self, spawn, op, what):
+        if (op, what) in (("ag_gemm", "n"), ("gemm_rs", "k")):
+            pytest.skip("each rank may have its own: no data of a peer depends on it")
+        outcomes = spawn(2, {"FLUX_TIMEOUT": "2", "FLUX_CHECK": "0"}).outcomes(unlike_arguments, op, what, 1)
+        for outcome in outcomes:
+            assert outcome.status == "error", outcome.describe()
+            assert outcome.seconds < 2 + SLACK_S, outcome.describe()
+
+    def test_set_timeout(self, spawn):
+        outcomes = spawn(2, {"FLUX_TIMEOUT": "60"}).outcomes(set_timeout_and_wait, 1)
+        expect_timeouts(outcomes, op="ag_gemm", culprit=1, seconds=2 + SLACK_S, culprit_too=False)

@@ -1,0 +1,187 @@
+"""One workspace, many calls: changing shapes, slow ranks, refused calls in between, growth."""
+
+import random
+
+import pytest
+import torch
+
+import flux_ops
+from tests.cases.base import BF16, FP16, OPS, REFUSALS, Case, call, check, make
+from tests.harness.compare import Findings, first_difference
+
+SHAPES = {
+    "cpu": ((8, 64, 64), (33, 72, 136), (64, 128, 128), (100, 200, 40), (17, 24, 8), (128, 136, 264)),
+    "cuda": (
+        (8, 1024, 1024),
+        (33, 520, 2048),
+        (256, 1024, 1024),
+        (1000, 2056, 512),
+        (128, 4096, 1024),
+        (512, 768, 4096),
+    ),
+}
+
+
+def sequence_of(ctx, rounds, seed):
+    """`rounds` cases, the same on each rank: op, shape, dtype and data change from call to call."""
+    rng = random.Random(seed)
+    for turn in range(rounds):
+        rows, n, k = rng.choice(SHAPES[ctx.device.type])
+        options = {"dtype": rng.choice((BF16, FP16)), "bias": rng.random() < 0.3, "layout": rng.choice(("nk", "kn"))}
+        yield Case(rng.choice(OPS), rows, n, k, seed=seed * 10000 + turn, **options)
+
+
+def bad_call(ctx, turn):
+    """A call that every rank has to refuse."""
+    kind = turn % 4
+    x = torch.zeros(8 * ctx.world, 64, dtype=BF16, device=ctx.device)
+    weight = torch.zeros(64, 64, dtype=BF16, device=ctx.device)
+    if kind == 0:
+        flux_ops.ag_gemm(x, weight[:, :56].contiguous())
+    elif kind == 1:
+        flux_ops.gemm_rs(x[1:], weight)
+    elif kind == 2:
+        flux_ops.gemm_rs(x, weight.to(FP16))
+    else:
+        flux_ops.ag_gemm(x, weight, torch.zeros(63, dtype=BF16, device=ctx.device))
+
+
+def many_calls(ctx, rounds, bad_every, slow_every, slow_s):
+    """No reset, no synchronisation by the caller: calls of both ops, checked at the end.
+
+    A rotating rank is slow before or after every `slow_every`-th call; every `bad_every`-th call is refused.
+    """
+    results, refusals = [], 0
+    for turn, case in enumerate(sequence_of(ctx, rounds, seed=5)):
+        slow = slow_every and turn % slow_every == 0 and (turn // slow_every) % ctx.world == ctx.rank
+        operands = make(ctx, case)
+        if slow and turn % 2:
+            ctx.stall(slow_s)
+        results.append((case, call(operands)))
+        if slow and not turn % 2:
+            ctx.stall(slow_s)
+        if bad_every and turn % bad_every == bad_every - 1:
+            try:
+                bad_call(ctx, turn // bad_every)
+            except REFUSALS:
+                refusals += 1
+    findings = Findings()
+    for case, y in results:
+        want = make(ctx, case).expected().to(case.dtype)
+        findings.add(case, first_difference(y, want, rank=ctx.rank, rows_per_chunk=case.rows))
+    if bad_every:
+        findings.add("refused calls", None if refusals == rounds // bad_every else f"{refusals} were refused")
+    return findings.finish()
+
+
+def chained(ctx, rounds, slow_s):
+    """gemm_rs feeds ag_gemm as in a transformer block; one rank in turn is slow, between any two ops."""
+    rows, hidden, inner = (256, 1024, 512) if ctx.is_cuda else (32, 64, 40)
+    down = Case("gemm_rs", rows, hidden, inner, seed=0)
+    pick = torch.eye(hidden, dtype=BF16, device=ctx.device)[:inner]  # ag_gemm then gives columns of what it gathered
+    outputs = []
+    for turn in range(rounds):
+        operands = make(ctx, Case("gemm_rs", rows, hidden, inner, seed=100 + turn))
+        if turn % (2 * ctx.world) == 2 * ctx.rank:
+            ctx.stall(slow_s)
+        y = call(operands)
+        if turn % (2 * ctx.world) == 2 * ctx.rank + 1:
+            ctx.stall(slow_s)
+        outputs.append((turn, y, flux_ops.ag_gemm(y, pick, strategy="fused")))
+    findings = Findings()
+    for turn, y, z in outputs:
+        case = Case("gemm_rs", rows, hidden, inner, seed=100 + turn)
+        mine = make(ctx, case)
+        findings.add(
+            f"gemm_rs {turn}", first_difference(y, mine.expected().to(BF16), rank=ctx.rank, rows_per_chunk=rows)
+        )
+        whole = []
+        for rank in range(ctx.world):
+            mine.rank = rank
+            whole.append(mine.expected().to(BF16))
+        want = torch.cat(whole)[:, :inner]
+        findings.add(f"ag_gemm {turn}", first_difference(z, want, rank=ctx.rank, rows_per_chunk=rows))
+    assert down.rows == rows
+    return findings.finish()
+
+
+def constant_lag(ctx, op, laggard, rounds, slow_s):
+    """The same rank is always late: its peers run ahead as far as the protocol lets them."""
+    findings = Findings()
+    results = []
+    rows, n, k = SHAPES[ctx.device.type][2]
+    for turn in range(rounds):
+        case = Case(op, rows, n, k, seed=turn)
+        operands = make(ctx, case)
+        if ctx.rank == laggard:
+            ctx.stall(slow_s)
+        results.append((case, call(operands)))
+    for case, y in results:
+        want = make(ctx, case).expected().to(BF16)
+        findings.add(case, first_difference(y, want, rank=ctx.rank, rows_per_chunk=rows))
+    return findings.finish()
+
+
+def grow_and_shrink(ctx):
+    """A small shape, a large one (the workspace grows), the small one again; both ops, both strategies."""
+    findings = Findings()
+    small, large = SHAPES[ctx.device.type][0], SHAPES[ctx.device.type][5]
+    for factor in (1, 2, 4):
+        for rows, n, k in (small, (large[0] * factor, large[1], large[2]), small):
+            for op in OPS:
+                for strategy in ("fused", "sequential"):
+                    case = Case(op, rows, n, k, seed=factor)
+                    findings.add(f"{strategy} {case}", check(ctx, case, strategy=strategy))
+    return findings.finish()
+
+
+def prepared(ctx):
+    """prepare() bounds the memory: no call within its sizes allocates a workspace again."""
+    max_m, n, k = (4096, 2048, 2048) if ctx.is_cuda else (512, 136, 136)
+    flux_ops.prepare(max_m=max_m, n=n, k=k, dtype=BF16, device=ctx.device)
+    findings = Findings()
+    for op in OPS:
+        for rows in (1, 7, max_m // ctx.world // 2, max_m // ctx.world):
+            case = Case(op, rows, n, k, seed=rows)
+            findings.add(case, check(ctx, case, strategy="auto"))
+    return findings.finish()
+
+
+def destroyed(ctx):
+    """destroy() frees the workspace of the default group; the next call makes a new one."""
+    findings = Findings()
+    for turn in range(4):
+        for op in OPS:
+            case = Case(op, 24, 72, 64, seed=turn)
+            findings.add(case, check(ctx, case))
+        torch.distributed.barrier()
+        flux_ops.destroy()
+    return findings.finish()
+
+
+class ReuseCases:
+    rounds = 1000
+    chain = 500
+
+    def test_many_calls_with_changing_shapes(self, ranks, record_property):
+        record_property("cells", ranks.run(many_calls, self.rounds, 50, 0, 0.0)[0])
+
+    def test_many_calls_with_a_slow_rank(self, ranks, record_property):
+        record_property("cells", ranks.run(many_calls, self.rounds, 0, 5, self.slow_s)[0])
+
+    def test_chained_ops_with_a_slow_rank(self, ranks, record_property):
+        record_property("cells", ranks.run(chained, self.chain, self.slow_s)[0])
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_one_rank_always_late(self, ranks, op, record_property):
+        laggard = ranks.world - 1
+        record_property("cells", ranks.run(constant_lag, op, laggard, 20, self.slow_s)[0])
+
+    def test_workspace_grows_and_serves_small_shapes(self, ranks, record_property):
+        record_property("cells", ranks.run(grow_and_shrink)[0])
+
+    def test_prepare(self, ranks, record_property):
+        record_property("cells", ranks.run(prepared)[0])
+
+    def test_destroy_and_use_again(self, ranks, record_property):
+        record_property("cells", ranks.run(destroyed)[0])

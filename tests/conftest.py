@@ -1,0 +1,78 @@
+"""Fixtures of the multi-rank tests.
+
+`ranks` is a set of rank processes that the whole session shares: pytest runs all tests of one world size, then those
+of the next. The folder of a test module chooses the device, `@pytest.mark.worlds(...)` the world sizes.
+"""
+
+import pathlib
+
+import pytest
+import torch
+
+from tests.harness.ranks import Ranks
+
+CPU_WORLDS = (2, 3, 4)
+RANK_ENV = {"FLUX_TIMEOUT": "20", "OMP_NUM_THREADS": "1"}
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "worlds(*sizes): world sizes that a multi-rank test runs at")
+
+
+def _device_of(path):
+    return "cuda" if "gpu" in pathlib.Path(path).parts else "cpu"
+
+
+def why_no_gpus(needed=2):
+    """Why the GPU tests can't run here, or None. Creates no CUDA context in this process."""
+    if torch.cuda.device_count() < needed:
+        return f"needs {needed} GPUs, this machine has {torch.cuda.device_count()}"
+    import flux_ops
+
+    return None if flux_ops.has_cuda_kernels() else f"no CUDA kernels: {flux_ops.why_not_cuda()}"
+
+
+def pytest_generate_tests(metafunc):
+    if "ranks" not in metafunc.fixturenames:
+        return
+    device = _device_of(metafunc.definition.path)
+    marker = metafunc.definition.get_closest_marker("worlds")
+    worlds = marker.args if marker else CPU_WORLDS
+    params = []
+    if device == "cpu":
+        params = [pytest.param((device, world), id=f"cpu{world}") for world in worlds]
+    else:
+        present = torch.cuda.device_count()
+        worlds = [w for w in (marker.args if marker else range(2, present + 1)) if w <= present] or [2]
+        for world in worlds:
+            reason = why_no_gpus(world)
+            marks = [pytest.mark.skip(reason=reason)] if reason else []
+            params.append(pytest.param((device, world), id=f"gpu{world}", marks=marks))
+    metafunc.parametrize("ranks", params, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def ranks(request):
+    device, world = request.param
+    with Ranks(world, device, RANK_ENV) as running:
+        yield running
+
+
+@pytest.fixture
+def spawn(request):
+    """spawn(world, env=..., ...): rank processes of a test's own, for what would spoil the shared ones."""
+    device = _device_of(request.path)
+    started = []
+
+    def start(world=2, env=None, **options):
+        if device == "cuda" and (reason := why_no_gpus(world)):
+            pytest.skip(reason)
+        envs = env if isinstance(env, list) else [env or {}] * world
+        running = Ranks(world, device, [{**RANK_ENV, **one} for one in envs], **options)
+        started.append(running)
+        running.start()
+        return running
+
+    yield start
+    for running in started:
+        running.close()

@@ -1,0 +1,5 @@
+from tests.cases.faults import FaultCases
+
+
+class TestFaults(FaultCases):
+    fault_world = 3

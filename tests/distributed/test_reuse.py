@@ -1,0 +1,7 @@
+from tests.cases.reuse import ReuseCases
+
+
+class TestReuse(ReuseCases):
+    rounds = 200
+    chain = 60
+    slow_s = 0.004

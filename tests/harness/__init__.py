@@ -1,0 +1,1 @@
+"""What the multi-rank tests share: rank processes, exact data, comparisons that say where."""
