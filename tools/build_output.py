@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _STEP = re.compile(r"^\[(\d+)/(\d+)\] .* -c (\S+) -o ")
-_COMMAND = re.compile(r"^(\S*/)?(\S*(gcc|g\+\+|cc|c\+\+)\S*|python\S* \S*nvcc_checked\.py) .*")
-_COMPILE = re.compile(r".* -c (\S+) -o ")
+_COMMAND = re.compile(r"^\S*(cc|\+\+|clang|python)[\w.-]*(?= ).* (-c (?P<source>\S+) -o|-shared) ")
 _FAILED = re.compile(r"^FAILED: (\[code=\d+\] )?(\S+)")
 _NOISE = re.compile(
     r"^ptxas info|^\s+\d+ bytes stack frame|^\s*$"
@@ -48,11 +47,11 @@ class LineFilter:
             return "  every object is up to date"
         if failed := _FAILED.match(line):
             return f"  FAILED {self._short(failed.group(2))}"
-        if _COMMAND.match(line):
-            if " -shared " in line:
+        if command := _COMMAND.match(line):
+            source = command.group("source")
+            if source is None:
                 return f"  linking  {self.elapsed():>5}"
-            compiled = _COMPILE.match(line)
-            return f"  {self._short(compiled.group(1))}" if compiled and not self.total else None
+            return None if self.total else f"  {self._short(source)}"  # ninja has named it already
         return None if _NOISE.search(line) else line
 
 
@@ -65,11 +64,13 @@ def _pump(read_fd: int, out_fd: int, log_path: Path, show: LineFilter, quiet_sec
                 os.write(out_fd, f"  ... {show.elapsed():>7}  {progress}\n".encode())
                 continue
             block = os.read(read_fd, 65536)
-            if not block and not pending:
-                return
+            if not block:
+                if not pending:
+                    return
+                block = b"\n"
             log.write(block)
             log.flush()
-            *lines, pending = (pending + (block or b"\n")).split(b"\n")
+            *lines, pending = (pending + block).split(b"\n")
             for line in lines:
                 shown = show(line.decode(errors="replace"))
                 if shown is not None:

@@ -1,0 +1,80 @@
+"""The Makefile's decisions, read with `make --dry-run`, and the choice of a Python."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from tools.build_config import ROOT
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not on the PATH")
+
+
+def dry_run(target, *settings):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("FLUX_", "MAKE", "MFLAGS")) and k != "PYTHON"}
+    command = ["make", "--dry-run", "--no-print-directory", target, *settings]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+@pytest.mark.parametrize("target", ("demo", "test"))
+def test_system_python_makes_no_environment_and_downloads_nothing(target):
+    commands = dry_run(target, "SYSTEM_PYTHON=1", "VENV=none-here")
+    assert "pip" not in commands
+    assert "venv" not in commands
+    assert "python3 setup.py --quiet build_ext --inplace" in commands
+
+
+def test_fresh_machine_gets_an_environment_in_this_folder():
+    commands = dry_run("test", "VENV=none-here", "HAS_GPU=")
+    order = ["-m venv none-here", "requirements/torch.txt", "requirements/dev.txt", "build_ext --inplace", "-m pytest"]
+    places = [commands.index(word) for word in order]
+    assert places == sorted(places)
+    assert "requirements/cutlass.txt" not in commands
+
+
+def test_without_a_gpu_the_kernels_are_left_out_and_that_is_said():
+    commands = dry_run("test", "HAS_GPU=")
+    assert "No GPU here, so the CUDA kernels are left out" in commands
+    assert "FLUX_BUILD_CUDA=0" in commands
+
+
+@pytest.mark.parametrize("settings", (("HAS_GPU=/dev/nvidia0",), ("HAS_GPU=", "FLUX_BUILD_CUDA=1")))
+def test_kernels_are_built_for_a_gpu_or_on_demand(settings):
+    commands = dry_run("test", *settings, "VENV=none-here")
+    assert "FLUX_BUILD_CUDA=0" not in commands
+    assert "requirements/cutlass.txt" in commands
+
+
+def test_existing_module_can_be_used():
+    assert "build_ext" not in dry_run("gpu-test", "BUILD=0", "SYSTEM_PYTHON=1")
+
+
+class TestFindPython:
+    @staticmethod
+    def find(path, *args):
+        command = ["/bin/sh", ROOT / "tools" / "find_python.sh", *args]
+        return subprocess.run(command, env={"PATH": str(path)}, capture_output=True, text=True, timeout=30)
+
+    @staticmethod
+    def fake(folder, name, exit_code):
+        script = folder / name
+        script.write_text(f"#!/bin/sh\nexit {exit_code}\n")
+        script.chmod(0o755)
+        return str(script)
+
+    def test_a_shim_that_fails_is_passed_over(self, tmp_path):
+        self.fake(tmp_path, "python3.12", 127)
+        works = self.fake(tmp_path, "python3.10", 0)
+        assert self.find(tmp_path).stdout.strip() == works
+
+    def test_given_python(self, tmp_path):
+        self.fake(tmp_path, "python3.12", 0)
+        mine = self.fake(tmp_path, "mine", 0)
+        assert self.find(tmp_path, mine).stdout.strip() == mine
+
+    def test_none(self, tmp_path):
+        self.fake(tmp_path, "python3.11", 1)
+        result = self.find(tmp_path)
+        assert result.returncode == 1
+        assert "PYTHON=/path/to/python3" in result.stderr
