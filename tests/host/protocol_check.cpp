@@ -3,7 +3,8 @@
 //   protocol_check --world 3 --calls ag,rs,ag [--modes AAB] [--pieces 2 | 2,1,2] [--tiles 2 | 2,1,2]
 //                  [--change signal_first] [--split-waits]
 //
-// Modes: A eager, B replayed. Exit status 0: verified; 1: a failure, printed with a shortest trace; 2: bad arguments.
+// Calls: ag_gemm, gemm_rs staged, gemm_rs direct (ag, rs, rd). Modes: A eager, B replayed.
+// Exit status 0: verified; 1: a failure, printed with a shortest trace; 2: bad arguments.
 
 #include <cstdio>
 #include <exception>
@@ -23,6 +24,8 @@ using flux::model::Change;
 using flux::model::Op;
 using flux::model::Scenario;
 
+std::map<std::string, Op> const kOps = {{"ag", Op::kAgGemm}, {"rs", Op::kGemmRs}, {"rd", Op::kGemmRsDirect}};
+
 std::map<std::string, Change> const kChanges = {
     {"none", Change::kNone},
     {"one_region", Change::kOneRegion},
@@ -36,6 +39,7 @@ std::map<std::string, Change> const kChanges = {
     {"wrong_replay_region", Change::kWrongReplayRegion},
     {"no_completed_wait", Change::kNoCompletedWait},
     {"completed_before_join", Change::kCompletedBeforeJoin},
+    {"read_after_completed", Change::kReadAfterCompleted},
     {"wait_kernel_needs_sm", Change::kWaitKernelNeedsSm},
     {"wait_before_gemm", Change::kWaitBeforeGemm},
     {"wait_per_peer", Change::kWaitPerPeer},
@@ -76,10 +80,9 @@ Scenario parse(int argc, char** argv) {
   std::string const modes = options["--modes"].empty() ? std::string(calls.size(), 'A') : options["--modes"];
   if (calls.empty() || modes.size() != calls.size()) throw std::invalid_argument("--calls and --modes do not agree");
   for (size_t i = 0; i < calls.size(); ++i) {
-    if (calls[i] != "ag" && calls[i] != "rs") throw std::invalid_argument("a call is ag or rs, not " + calls[i]);
     if (modes[i] != 'A' && modes[i] != 'B') throw std::invalid_argument("a mode is A or B");
     Call call;
-    call.op = calls[i] == "ag" ? Op::kAgGemm : Op::kGemmRs;
+    call.op = kOps.at(calls[i]);
     call.replayed = modes[i] == 'B';
     call.pieces = value_for(pieces, i, calls.size());
     call.tiles = value_for(tiles, i, calls.size());

@@ -74,7 +74,8 @@ class Builder {
   void add_memory() {
     bool any_ag = false, any_rs = false, any_replayed = false, used[kNumSignalKinds] = {};
     for (Call const& call : s_.calls) {
-      (call.op == Op::kAgGemm ? any_ag : any_rs) = true;
+      any_ag |= call.op == Op::kAgGemm;
+      any_rs |= call.op == Op::kGemmRs;
       any_replayed |= call.replayed;
       used[static_cast<int>(kind_of(call))] = true;
     }
@@ -129,7 +130,8 @@ class Builder {
 
   void add_call(Call const& call, int r, int tag, int epoch, int region) {
     Context c{call, r, tag, epoch, region, kind_of(call), make_pieces(call.tiles, std::max(call.pieces, 1), 1), {}};
-    c.text = "call " + std::to_string(tag) + (call.op == Op::kAgGemm ? " (ag_gemm" : " (gemm_rs") +
+    char const* const names[] = {" (ag_gemm", " (gemm_rs", " (direct gemm_rs"};
+    c.text = "call " + std::to_string(tag) + names[static_cast<int>(call.op)] +
              (call.replayed ? ", replay " : ", epoch ") + std::to_string(epoch) + "): ";
     if (c.pieces.count() != std::max(call.pieces, 1)) throw std::length_error("a piece without tiles");
 
@@ -137,7 +139,8 @@ class Builder {
     if (call.replayed)
       add_step(gemm(r), c, "begin: raise the epoch word", {}, {{Effect::kIncrement, epoch_[r], 0, 0, 0}});
     std::vector<Guard> const completed = completed_by_all(c);
-    if (s_.change == Change::kWaitBeforeGemm && !completed.empty()) {
+    bool const before_gemm = s_.change == Change::kWaitBeforeGemm || call.op == Op::kGemmRsDirect;
+    if (before_gemm && !completed.empty()) {
       add_step(gemm(r), c, "wait until all peers have completed the call before", completed, {});
     } else if (s_.change != Change::kWaitPerPeer) {
       fork = completed;
@@ -152,6 +155,9 @@ class Builder {
       if (call.op == Op::kAgGemm) {
         push_shard(c, fork);
         gemm_of_shards(c);
+      } else if (call.op == Op::kGemmRsDirect) {
+        send_partials_directly(c);
+        gemm_of_own_chunk(c);
       } else {
         gemm_of_partials(c);
         push_partials(c, fork);
@@ -195,6 +201,7 @@ class Builder {
     if (reports.empty()) return;
     reports.back().effects.insert(reports.back().effects.end(), last.begin(), last.end());
     steps.insert(steps.end(), reports.begin(), reports.end());
+    if (s_.change == Change::kReadAfterCompleted && c.call.op == Op::kAgGemm) gemm_of_shards(c);
   }
 
   // ---- ag_gemm
@@ -218,7 +225,7 @@ class Builder {
     for (int s = 0; s < world_; ++s) {
       int const source = ag_chunk(c.rank, world_, s);
       if (source == c.rank) continue;  // read from x: nothing that a peer could touch
-      for (int t = 0; t < c.call.tiles; ++t) read_piece(c, source, t, source * max_pieces_);
+      for (int t = 0; t < c.call.tiles; ++t) read_cell(c, source, t, source * max_pieces_ + c.pieces.piece_of(t));
     }
   }
 
@@ -267,10 +274,30 @@ class Builder {
     }
   }
 
+  void send_partials_directly(Context const& c) {
+    for (int s = 0; s < world_ - 1; ++s) {
+      int const dest = rs_chunk(c.rank, world_, s);
+      for (int t = 0; t < c.call.tiles; ++t) {
+        int const cell = rs_slot(dest, world_, c.rank) * max_tiles_ + t, piece = c.pieces.piece_of(t);
+        bool const last = t + 1 == c.pieces.begin(piece) + c.pieces.size(piece);
+        std::vector<Step> steps = {{c.text + "write tile " + std::to_string(t) + " to region " +
+                                        std::to_string(c.region) + " of " + rank(dest),
+                                    {},
+                                    {on(Effect::kStore, regions_[dest][c.region], c.tag, 1 << cell)}}};
+        if (last) steps.push_back(signal_step(c, dest, piece));
+        if (s_.change == Change::kSignalFirst) std::reverse(steps.begin(), steps.end());
+        gemm(c.rank).insert(gemm(c.rank).end(), steps.begin(), steps.end());
+      }
+    }
+  }
+
   void gemm_of_own_chunk(Context const& c) {
     for (int t = 0; t < c.call.tiles; ++t) {
       for (int source = 0; source < world_; ++source) {
-        if (source != c.rank) read_piece(c, source, t, rs_slot(c.rank, world_, source) * max_pieces_);
+        if (source == c.rank) continue;
+        int const slot = rs_slot(c.rank, world_, source);
+        bool const direct = c.call.op == Op::kGemmRsDirect;  // a cell is a tile; else it is a piece
+        read_cell(c, source, t, direct ? slot * max_tiles_ + t : slot * max_pieces_ + c.pieces.piece_of(t));
       }
     }
   }
@@ -282,9 +309,7 @@ class Builder {
                   std::vector<Effect> effects) {
     auto& steps = push(c.rank);
     std::string const what = "piece " + std::to_string(piece) + " ";
-    Step const signal{c.text + "signal " + what + "to " + rank(peer),
-                      {},
-                      {raise(c, arrived_[static_cast<int>(c.kind)][peer][c.rank][piece])}};
+    Step const signal = signal_step(c, peer, piece);
     if (s_.change == Change::kSignalFirst) {
       steps.push_back(signal);
       steps.back().guards = std::move(guards);
@@ -301,14 +326,20 @@ class Builder {
     if (s_.change != Change::kSignalFirst) steps.push_back(signal);
   }
 
-  // Tile `tile` reads the piece of `source` that it needs; the pieces of the source begin at `first_cell`.
-  void read_piece(Context const& c, int source, int tile, int first_cell) {
+  Step signal_step(Context const& c, int peer, int piece) {
+    return {c.text + "signal piece " + std::to_string(piece) + " to " + rank(peer),
+            {},
+            {raise(c, arrived_[static_cast<int>(c.kind)][peer][c.rank][piece])}};
+  }
+
+  // Tile `tile` waits for its piece of `source` and reads it from cell `cell` of the region.
+  void read_cell(Context const& c, int source, int tile, int cell) {
     int const piece = c.pieces.piece_of(tile);
     add_step(gemm(c.rank), c,
              "read piece " + std::to_string(piece) + " of " + rank(source) + " from region " +
                  std::to_string(c.region) + ", for tile " + std::to_string(tile),
              {at_least(arrived_[static_cast<int>(c.kind)][c.rank][source][piece], c.epoch)},
-             {on(Effect::kExpect, regions_[c.rank][c.region], c.tag, 1 << (first_cell + piece))});
+             {on(Effect::kExpect, regions_[c.rank][c.region], c.tag, 1 << cell)});
   }
 
   Scenario const& s_;

@@ -20,13 +20,14 @@
 //  7. gemm_rs: `gemm` writes each tile of a peer's chunk to the send buffer, then counts it in tiles_done[peer][piece].
 //     `push` waits until the count is the number of tiles of the piece, copies the piece, raises its signal and sets
 //     the count back to 0. The own chunk comes last: each tile reads the partials of every peer.
+//     The direct form (CPU backend) has no `push`: `gemm` writes the tiles of a piece to their owner, then the signal.
 //
 // REPLAYED CALLS (a CUDA graph has its addresses baked in, so the host cannot alternate regions)
 //
 //  8. From the first capture on, all calls are replayed calls, numbered e = 1, 2, ... afresh by a word on the device
 //     that the first step of a call raises. Their signals are words of their own.
 //  9. All of them use region b = (E + 1) & 1, where E is the number of the last eager call (0: there was none).
-// 10. Before it writes to any peer in call e, `push` waits until completed[q] >= e-1 for every peer q.
+// 10. Before it writes to any peer in call e, a rank waits until completed[q] >= e-1 for every peer q.
 // 11. After the join, `gemm` writes completed[rank] = e to every peer; then the call is finished.
 //
 // WHY TWO REGIONS ARE ENOUGH (eager)
@@ -67,7 +68,7 @@
 
 namespace flux::model {
 
-enum class Op { kAgGemm, kGemmRs };
+enum class Op { kAgGemm, kGemmRs, kGemmRsDirect };
 
 struct Call {
   Op op = Op::kAgGemm;
@@ -79,17 +80,18 @@ struct Call {
 // A departure from the rules. All but the last two break them.
 enum class Change {
   kNone,
-  kOneRegion,            // rule 1: all eager calls use region 0
-  kPushTooEarly,         // rule 2: `push` does not wait for the call before
-  kNoJoin,               // rule 2: `gemm` does not wait for `push`
-  kSignalFirst,          // rule 3: the signal, then the data
-  kEmptyCallCounts,      // rule 5: an empty call takes a number
-  kCountFirst,           // rule 7: a tile is counted, then written
-  kTooFewTiles,          // rule 7: `push` waits for one tile less than the piece has
-  kNoReset,              // rule 7: counts are not set back
+  kOneRegion,        // rule 1: all eager calls use region 0
+  kPushTooEarly,     // rule 2: `push` does not wait for the call before (harmless in gemm_rs: the counts hold it back)
+  kNoJoin,           // rule 2: `gemm` does not wait for `push`
+  kSignalFirst,      // rule 3: the signal, then the data
+  kEmptyCallCounts,  // rule 5: an empty call takes a number
+  kCountFirst,       // rule 7: a tile is counted, then written
+  kTooFewTiles,      // rule 7: `push` waits for one tile less than the piece has
+  kNoReset,          // rule 7: counts are not set back
   kWrongReplayRegion,    // rule 9: b = E & 1
   kNoCompletedWait,      // rule 10: left out
   kCompletedBeforeJoin,  // rule 11: `completed` is written before the last tile has read its data
+  kReadAfterCompleted,   // rules 2 and 11: the gathered operand is copied out of the region after the end of the call
   kWaitKernelNeedsSm,    // rules 7 and 10 by a kernel on the side stream that cannot start while the GEMM fills the GPU
   kWaitBeforeGemm,  // the same, but the wait of rule 10 is a kernel on the main stream, before fork and GEMM: sound
   kWaitPerPeer,     // rule 10: before it writes to peer q, `push` waits for completed[q] only: sound

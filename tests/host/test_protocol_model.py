@@ -105,6 +105,13 @@ def test_shapes_change_from_call_to_call(explore, calls):
     assert explore(3, calls, "--pieces", "1,2,1", "--tiles", "2,3,1") == ("", [])
 
 
+@pytest.mark.parametrize("world", (2, 3))
+@pytest.mark.parametrize("calls", ("rd,rd,rd", "ag,rd,ag", "rd,ag,rd", "rd,rs,rd"))
+def test_direct_gemm_rs(explore, world, calls):
+    assert explore(world, calls, "--pieces", 2, "--tiles", 3) == ("", [])
+    assert explore(world, calls, "--modes", "ABB", "--tiles", 2, "--split-waits") == ("", [])
+
+
 def test_empty_calls_take_no_number(explore):
     assert explore(3, "ag,ag,rs", "--pieces", "1,0,1") == ("", [])
 
@@ -150,6 +157,10 @@ PLANTED = [
     ("wrong_replay_region", "rs,rs,rs,rs", "AABB", "overwritten", "gemm"),
     ("no_completed_wait", "ag,ag,ag", "BBB", "overwritten", "gemm"),
     ("no_completed_wait", "rs,rs,rs", "BBB", "overwritten", "gemm"),
+    ("one_region", "rd,rd,rd", "AAA", "overwritten", "gemm"),
+    ("signal_first", "rd,rd,rd", "AAA", "missing", "gemm"),
+    ("no_completed_wait", "rd,rd,rd", "BBB", "overwritten", "gemm"),
+    ("read_after_completed", "ag,ag,ag", "BBB", "overwritten", "gemm"),
     ("completed_before_join", "ag,ag,ag", "BBB", "overwritten", "gemm"),
     ("completed_before_join", "rs,rs,rs", "BBB", "overwritten", "gemm"),
     ("none", "ag,ag,ag", "ABA", "overwritten", "gemm"),  # rule 8: an eager call after a replayed one
