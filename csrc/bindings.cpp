@@ -1,0 +1,35 @@
+// Every operator schema and the Python module, one screen.
+
+#include <pybind11/pybind11.h>
+#include <torch/library.h>
+
+#include "ops/module.hpp"
+#include "ops/ops.hpp"
+
+TORCH_LIBRARY(flux, m) {
+  // y[M, N/TP] = all_gather(x[M/TP, K]) . weight[N/TP, K]^T + bias; the second result is the gathered x, or empty.
+  m.def(
+      "ag_gemm(Tensor x, Tensor weight, Tensor? bias, str group_name, bool return_gathered, str strategy)"
+      " -> (Tensor, Tensor)");
+
+  // y[M/TP, N] = reduce_scatter(x[M, K/TP] . weight[N, K/TP]^T) + bias
+  m.def("gemm_rs(Tensor x, Tensor weight, Tensor? bias, str group_name, str strategy) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(flux, CPU, m) {
+  m.impl("ag_gemm", flux::ag_gemm);
+  m.impl("gemm_rs", flux::gemm_rs);
+}
+
+TORCH_LIBRARY_IMPL(flux, CUDA, m) {
+  m.impl("ag_gemm", flux::ag_gemm);
+  m.impl("gemm_rs", flux::gemm_rs);
+}
+
+TORCH_LIBRARY_IMPL(flux, Meta, m) {
+  m.impl("ag_gemm", flux::ag_gemm_meta);
+  m.impl("gemm_rs", flux::gemm_rs_meta);
+}
+
+// What flux_ops/*.py uses of the core besides the operators: see ops/module.cpp.
+PYBIND11_MODULE(_C, m) { flux::add_module_functions(m); }

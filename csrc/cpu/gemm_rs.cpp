@@ -1,0 +1,92 @@
+// y[rows, n] = reduce_scatter(x[world * rows, k] . w[n, k]^T) + bias
+//
+// The workers take tiles in the order of the schedule, own chunk last. The partial of another rank's chunk is rounded
+// to the dtype and written straight into its owner's region; the tile that completes a piece sends the piece's signal.
+// A tile of the own chunk waits for the same piece of every peer, then adds the partials in rank order, its own
+// unrounded, in the accumulation type: the result does not depend on timing.
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <atomic>
+#include <vector>
+
+#include "cpu/config.hpp"
+#include "cpu/protocol.hpp"
+#include "cpu/tile_gemm.hpp"
+#include "cpu/trace.hpp"
+#include "cpu/worker_pool.hpp"
+#include "ops/backend.hpp"
+#include "schedule/chunk_order.hpp"
+
+namespace flux::cpu {
+
+void gemm_rs(Problem const& p, Operands const& o, WorkspaceView const& workspace, Epoch epoch, double timeout_seconds) {
+  Config const config = make_config(p);
+  Exchange const exchange(p, workspace, epoch, timeout_seconds);
+  Tracer tracer(p.world);
+  exchange.announce();
+
+  int64_t const size = element_size(p.dtype);
+  int32_t const num_tiles = config.order.num_tiles();
+  int64_t const tile_bytes = rs_tile_bytes(config.tile.tile_m, config.tile.tile_n, size);
+  std::atomic<int64_t> next_item{0};
+  std::vector<std::atomic<int32_t>> tiles_left(p.world * kMaxPieces);  // of a piece, by destination
+  std::vector<std::atomic<int32_t>> chunk_left(p.world);
+  for (int r = 0; r < p.world; ++r) {
+    chunk_left[r] = num_tiles;
+    for (int piece = 0; piece < config.pieces.count(); ++piece) {
+      tiles_left[r * kMaxPieces + piece] = config.pieces.size(piece);
+    }
+  }
+
+  // The partial of `source` for the tile at `position` of the chunk of `owner`.
+  auto const staged = [&](int owner, int source, int32_t position, TileRange const& range) {
+    int const slot = rs_slot(owner, p.world, source);
+    std::byte* const tile = exchange.region(owner) + rs_tile_offset(slot, position, num_tiles, tile_bytes);
+    return view_matrix(p.dtype, tile, range.rows, range.cols, config.tile.tile_n);
+  };
+
+  auto const send = [&](int owner, int32_t position, TileRange const& range, at::Tensor const& partial) {
+    staged(owner, p.rank, position, range).copy_(partial);
+    int const piece = config.pieces.piece_of(position);
+    if (tiles_left[owner * kMaxPieces + piece].fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      exchange.signal(owner, piece);
+    }
+  };
+
+  auto const reduce = [&](int32_t position, TileRange const& range, at::Tensor const& own) {
+    at::Tensor total;
+    double waited = 0;
+    for (int source = 0; source < p.world; ++source) {
+      at::Tensor part = own;
+      if (source != p.rank) {
+        waited += exchange.wait(source, config.pieces.piece_of(position), position);
+        part = staged(p.rank, source, position, range).to(own.scalar_type());
+      }
+      total = source == 0 ? part.clone() : total.add_(part);
+    }
+    tracer.waited(p.rank, waited);
+    write_result(p, o, total, range.row, range);
+  };
+
+  auto const work = [&] {
+    at::AutoDispatchBelowADInplaceOrView const no_autograd;
+    for (int64_t item; (item = next_item.fetch_add(1)) < int64_t{num_tiles} * p.world;) {
+      int const chunk = rs_chunk(p.rank, p.world, static_cast<int>(item / num_tiles));
+      int32_t const position = static_cast<int32_t>(item % num_tiles);
+      TileRange const range = tile_range(p, config.tile, config.order.tile_at(position));
+      auto const* const x = static_cast<std::byte const*>(o.x) + (chunk * p.rows + range.row) * p.k * size;
+      at::Tensor const partial = tile_product(p, o, view_matrix(p.dtype, x, range.rows, p.k, p.k), range);
+      if (chunk == p.rank) {
+        reduce(position, range, partial);
+      } else {
+        send(chunk, position, range, partial);
+      }
+      if (chunk_left[chunk].fetch_sub(1) == 1) tracer.done(chunk);
+    }
+  };
+  run_workers(num_threads(p.world), work, [] {}, [&] { exchange.cancel(); });
+  tracer.publish();
+}
+
+}  // namespace flux::cpu

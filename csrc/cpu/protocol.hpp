@@ -1,0 +1,72 @@
+#pragma once
+// The protocol between the processes of a group, on shared memory. Same signals, epochs and double buffers as on the
+// GPU; `release` and `acquire` are those of the C++ memory model on words that all ranks have mapped.
+//
+//   1. The ranks make the same fused calls in the same order. Call e (the epoch, from 1) uses region e & 1 only.
+//   2. A signal word holds the newest epoch for which its piece has been sent. The sender writes the piece, then the
+//      word with release; the reader waits with acquire until word >= e, then reads the piece. Nothing is reset.
+//   3. A rank finishes call e only after it has received, from every peer, a piece that the peer sent in call e.
+//   4. A rank sends in call e only after it has finished call e - 1: calls do not overlap within a rank.
+//
+// Two regions are enough. Say rank r begins call e + 1 and writes into region (e + 1) & 1 of peer p. That region was
+// last read by p in call e - 1. By 4, r has finished call e; by 3, it has received a piece that p sent in call e; by
+// 4, p had finished call e - 1 by then, and with it all its reads of that region. The reads come before p's release,
+// and r's writes after the matching acquire, so they are ordered for the memory too. No barrier is needed, and a rank
+// is never more than one call ahead of a peer. The same holds for the call words below and for any mix of ops.
+//
+// A rank also announces what it computes, so that ranks that are out of step find out at once: before the first piece
+// of call e it writes a digest of its problem to every peer, doubled like the regions.
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "ops/problem.hpp"
+
+namespace flux::cpu {
+
+// In the send buffer, which this backend has no other use for. Written by the peers.
+struct CallWords {
+  struct Word {
+    Epoch epoch;
+    uint64_t digest;
+  };
+  Word calls[2][kMaxWorld];  // [parity][source rank]
+};
+
+// One call of one rank.
+class Exchange {
+ public:
+  Exchange(Problem const& problem, WorkspaceView const& workspace, Epoch epoch, double timeout_seconds);
+
+  int parity() const { return static_cast<int>(parity_of(epoch_)); }
+  std::byte* region(int rank) const { return workspace_.region(rank, parity()); }
+
+  // Tells every peer which problem this call computes.
+  void announce() const;
+  // Tells `peer` that `piece` of this rank lies in its region.
+  void signal(int peer, int piece) const;
+  // Waits until `piece` of `source` lies in the region of this rank; returns the microseconds waited. `tile` is for
+  // the message only. Throws c10::DistBackendError after the timeout, or if the source computes something else.
+  double wait(int source, int piece, int tile) const;
+  // Makes waits of all threads of this call end.
+  void cancel() const { __atomic_store_n(&cancelled_, true, __ATOMIC_RELAXED); }
+
+ private:
+  Epoch& arrived(int owner, int source, int piece) const;
+  CallWords& call_words(int rank) const;
+  void check_same_problem(int source) const;
+  void check_deadline(int source, int piece, int tile, Epoch seen) const;
+
+  Problem const& problem_;
+  WorkspaceView const& workspace_;
+  Epoch epoch_;
+  double timeout_seconds_;
+  std::chrono::steady_clock::time_point start_;
+  mutable bool cancelled_ = false;
+};
+
+// Thrown by a wait that another thread of the same call has cancelled.
+struct Cancelled {};
+
+}  // namespace flux::cpu

@@ -1,0 +1,43 @@
+#include "cpu/trace.hpp"
+
+#include <algorithm>
+
+namespace flux::cpu {
+namespace {
+
+std::mutex last_mutex;
+std::vector<ChunkTrace>& last() {
+  static auto* trace = new std::vector<ChunkTrace>;
+  return *trace;
+}
+
+}  // namespace
+
+double Tracer::now_us() const {
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start_).count();
+}
+
+void Tracer::waited(int chunk, double microseconds) {
+  std::lock_guard<std::mutex> const lock(mutex_);
+  chunks_[chunk].waited_us = std::max(chunks_[chunk].waited_us, microseconds);
+  chunks_[chunk].arrived_us = now_us();
+}
+
+void Tracer::done(int chunk) {
+  std::lock_guard<std::mutex> const lock(mutex_);
+  chunks_[chunk].chunk = chunk;
+  chunks_[chunk].done_us = now_us();
+  finished_.push_back(chunks_[chunk]);
+}
+
+void Tracer::publish() {
+  std::lock_guard<std::mutex> const lock(last_mutex);
+  last() = std::move(finished_);
+}
+
+std::vector<ChunkTrace> last_trace() {
+  std::lock_guard<std::mutex> const lock(last_mutex);
+  return last();
+}
+
+}  // namespace flux::cpu

@@ -1,0 +1,43 @@
+#pragma once
+// Which strategy runs a call. The choice may depend on nothing but what the ranks of the group have agreed on: ranks
+// that choose for themselves deadlock.
+
+#include <string>
+#include <string_view>
+
+namespace flux {
+
+enum class Strategy : int { kLocal = 0, kSequential = 1, kFused = 2 };
+
+inline char const* strategy_name(Strategy s) {
+  return s == Strategy::kLocal ? "local" : s == Strategy::kSequential ? "sequential" : "fused";
+}
+
+// What a caller may ask for; "local" is never asked for, it is what a call without communication comes to.
+inline constexpr char const* kAllowedStrategies = "'auto', 'sequential', 'fused'";
+inline bool is_allowed_strategy(std::string_view asked) {
+  return asked == "auto" || asked == "sequential" || asked == "fused";
+}
+
+struct Choice {
+  Strategy strategy;
+  std::string reason;
+  bool refused = false;    // what was asked for can't run; `reason` says why
+  bool fell_back = false;  // "auto" would rather have run another strategy
+};
+
+// `why_local` is empty unless the call needs no communication; `why_not_fused` is empty if the backend can run it.
+inline Choice choose_strategy(std::string_view asked, std::string const& why_local, std::string const& why_not_fused) {
+  if (!why_local.empty()) return {Strategy::kLocal, why_local};
+  if (asked == "sequential") return {Strategy::kSequential, "asked for"};
+  if (asked == "fused") {
+    if (!why_not_fused.empty()) return {Strategy::kFused, why_not_fused, /*refused=*/true};
+    return {Strategy::kFused, "asked for"};
+  }
+  if (!why_not_fused.empty()) {
+    return {Strategy::kSequential, "fused can't run: " + why_not_fused, /*refused=*/false, /*fell_back=*/true};
+  }
+  return {Strategy::kFused, "the backend can run it"};
+}
+
+}  // namespace flux

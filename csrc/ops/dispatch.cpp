@@ -1,0 +1,182 @@
+#include "ops/dispatch.hpp"
+
+#include <ATen/ops/linear.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/util/Exception.h>
+
+#include <mutex>
+
+namespace flux {
+namespace {
+
+std::mutex record_mutex;
+DispatchRecord record;
+
+constexpr char const* kNoCudaKernels = "this build of flux_ops has no CUDA kernels";
+
+std::string backend_why_not_fused(Problem const& problem, c10::DeviceType device) {
+  if (problem.world > kMaxWorld) {
+    return "the group has " + std::to_string(problem.world) + " ranks; at most " + std::to_string(kMaxWorld) +
+           " are supported";
+  }
+  if (device == c10::DeviceType::CPU) return cpu::why_not_fused(problem);
+#if defined(FLUX_WITH_CUDA)
+  if (device == c10::DeviceType::CUDA) return cuda::why_not_fused(problem);
+#endif
+  return kNoCudaKernels;
+}
+
+std::string backend_config_name(Problem const& problem, c10::DeviceType device) {
+#if defined(FLUX_WITH_CUDA)
+  if (device == c10::DeviceType::CUDA) return cuda::config_name(problem);
+#endif
+  return cpu::config_name(problem);
+}
+
+// Why a call needs no communication, or empty.
+std::string why_local(Problem const& problem, bool return_gathered) {
+  if (problem.world == 1) return "the group has one rank";
+  bool const nothing_to_gather = problem.rows == 0 || problem.k == 0;
+  if (nothing_to_gather || (problem.n == 0 && !return_gathered)) return "the product is empty";
+  return {};
+}
+
+std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, Arguments const& args,
+                                      Signature const& signature) {
+  Problem const& problem = signature.problem;
+  c10::Device const device = args.x.device();
+  if (problem.world > 1 && settings().check_ranks) hooks().agree(site, describe(args, problem));
+
+  auto plan = std::make_shared<Plan>();
+  std::string const local = why_local(problem, signature.return_gathered);
+  std::string why_not;
+  if (local.empty() && args.strategy != "sequential") {
+    why_not = problem.n == 0 ? "the product is empty" : backend_why_not_fused(problem, device.type());
+    DeviceState& on_device = state.on(device.type());
+    if (why_not.empty() && !on_device.connection_known) {
+      on_device.why_not_connected = hooks().why_not_connected(site, device);
+      on_device.connection_known = true;
+    }
+    if (why_not.empty()) why_not = on_device.why_not_connected;
+  }
+  plan->choice = choose_strategy(args.strategy, local, why_not);
+  if (plan->choice.strategy == Strategy::kFused && !plan->choice.refused) {
+    plan->config = backend_config_name(problem, device.type());
+    plan->needs = workspace_needs(problem, device.type());
+  }
+  if (plan->choice.fell_back) {
+    hooks().warn_once(std::string(site.op) + " falls back to strategy 'sequential', because " + plan->choice.reason);
+  }
+  state.plans.emplace(signature, plan);
+  return plan;
+}
+
+bool is_capturing(c10::Device device) {
+#if defined(FLUX_WITH_CUDA)
+  if (device.is_cuda()) return cuda::is_capturing();
+#endif
+  return false;
+}
+
+void ensure_workspace(Call& call, c10::Device device) {
+  DeviceState& on_device = call.state->on(device.type());
+  WorkspaceNeeds const& needs = call.plan->needs;
+  if (on_device.view) {
+    TORCH_CHECK_VALUE(on_device.index == device.index(), call.site.op, ": group '", call.state->name,
+                      "' has its workspace on device ", int{on_device.index}, " but x is on ", device,
+                      "; one process uses one device per group.");
+    WorkspaceLayout const& layout = on_device.view->layout;
+    if (layout.region_bytes >= needs.region_bytes && layout.send_bytes >= needs.send_bytes) return;
+  }
+  TORCH_CHECK(!is_capturing(device), call.site.op, ": the workspace of group '", call.state->name,
+              "' is too small for this call (", needs.region_bytes,
+              " bytes are needed) and can't grow while a CUDA "
+              "graph is captured. Call flux_ops.prepare(...) with the largest M before the capture.");
+  hooks().grow(call.site, device, needs);
+  TORCH_CHECK(on_device.view && on_device.view->layout.region_bytes >= needs.region_bytes, call.site.op,
+              ": the workspace of group '", call.state->name, "' did not grow.");
+}
+
+}  // namespace
+
+WorkspaceNeeds workspace_needs(Problem const& problem, c10::DeviceType device) {
+#if defined(FLUX_WITH_CUDA)
+  if (device == c10::DeviceType::CUDA) return cuda::workspace_needs(problem);
+#endif
+  TORCH_CHECK(device == c10::DeviceType::CPU, kNoCudaKernels, ".");
+  return cpu::workspace_needs(problem);
+}
+
+void check_not_broken(GroupState const& state, char const* op) {
+  TORCH_CHECK(state.broken.empty(), op, ": group '", state.name,
+              "' can't be used any more, because its ranks are out of step since an earlier call failed. Call "
+              "flux_ops.destroy(group) on every rank, or make a new group. The earlier failure: ",
+              state.broken);
+}
+
+Call begin_call(Arguments const& args) {
+  Call call;
+  call.state = group_state(op_name(args.op), args.group_name);
+  GroupState& state = *call.state;
+  call.site = {state.name, state.id, state.calls++, op_name(args.op)};
+  check_not_broken(state, call.site.op);
+  try {
+    call.problem = check_arguments(args, state.rank, state.world);
+  } catch (c10::Error const& e) {
+    if (state.world > 1) hooks().refuse(call.site, e.what_without_backtrace());
+    throw;
+  }
+
+  Signature const signature{call.problem, args.has_bias(), args.return_gathered, args.x.device().type(), args.strategy};
+  auto const known = state.plans.find(signature);
+  call.plan = known != state.plans.end() ? known->second : make_plan(state, call.site, args, signature);
+  TORCH_CHECK_NOT_IMPLEMENTED(!call.plan->choice.refused, call.site.op, ": strategy 'fused' can't run ",
+                              describe(args, call.problem), ": ", call.plan->choice.reason, ".");
+  if (call.strategy() == Strategy::kFused) ensure_workspace(call, args.x.device());
+  {
+    std::lock_guard<std::mutex> const lock(record_mutex);
+    record.problem = call.problem;
+    record.plan = call.plan;
+  }
+  return call;
+}
+
+void run_fused(Call& call, Arguments const& args, at::Tensor const& y, at::Tensor const* gathered) {
+  c10::OptionalDeviceGuard const device_guard(args.x.device());
+  PreparedOperands const prepared = prepare_operands(args, call.problem, y, gathered);
+  DeviceState& on_device = call.state->on(args.x.device().type());
+  Epoch const epoch = ++on_device.epoch;
+  double const timeout = settings().timeout_seconds;
+  try {
+#if defined(FLUX_WITH_CUDA)
+    if (args.x.is_cuda()) {
+      if (cuda::is_capturing()) on_device.captured = true;
+      auto const run = args.op == Op::kAgGemm ? cuda::ag_gemm : cuda::gemm_rs;
+      run(call.problem, prepared.operands, *on_device.cuda, epoch, timeout);
+      return;
+    }
+#endif
+    auto const run = args.op == Op::kAgGemm ? cpu::ag_gemm : cpu::gemm_rs;
+    run(call.problem, prepared.operands, *on_device.view, epoch, timeout);
+  } catch (c10::DistBackendError const& e) {
+    call.state->broken = e.what_without_backtrace();
+    std::string const more = hooks().explain_timeout(call.site);
+    C10_THROW_ERROR(DistBackendError, call.state->broken + more);
+  }
+}
+
+at::Tensor run_local(Call const& call, Arguments const& args) {
+  Problem const& p = call.problem;
+  if (p.world == 1 && p.k > 0) return at::linear(args.x, args.weight, args.bias);
+  at::Tensor y = at::zeros(result_shape(args, p), args.x.options());
+  if (args.has_bias()) y.add_(*args.bias);
+  return y;
+}
+
+DispatchRecord last_dispatch() {
+  std::lock_guard<std::mutex> const lock(record_mutex);
+  return record;
+}
+
+}  // namespace flux

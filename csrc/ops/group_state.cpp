@@ -1,0 +1,133 @@
+#include "ops/group_state.hpp"
+
+#include <c10/util/Exception.h>
+
+#include <mutex>
+#include <vector>
+
+namespace flux {
+namespace {
+
+std::mutex registry_mutex;
+std::unordered_map<std::string, std::shared_ptr<GroupState>>& registry() {
+  static auto* states = new std::unordered_map<std::string, std::shared_ptr<GroupState>>;
+  return *states;
+}
+
+bool is_current(GroupState const& state, c10d::ProcessGroup const* group) {
+  auto const known = state.group.lock();
+  return known && known.get() == group;
+}
+
+bool is_alive(GroupState const& state) {
+  try {
+    return is_current(state, c10d::resolve_process_group(state.name).get());
+  } catch (c10::Error const&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+bool Signature::operator==(Signature const& o) const {
+  Problem const &a = problem, &b = o.problem;
+  return a.op == b.op && a.rows == b.rows && a.n == b.n && a.k == b.k && a.dtype == b.dtype &&
+         a.weight_transposed == b.weight_transposed && has_bias == o.has_bias && return_gathered == o.return_gathered &&
+         device == o.device && strategy == o.strategy;
+}
+
+size_t SignatureHash::operator()(Signature const& s) const {
+  size_t h = 0;
+  auto const mix = [&h](size_t v) { h = (h ^ v) * 0x9E3779B97F4A7C15ull + (h >> 29); };
+  Problem const& p = s.problem;
+  mix(p.rows);
+  mix(p.n);
+  mix(p.k);
+  mix(static_cast<size_t>(p.op) | static_cast<size_t>(p.dtype) << 4 | size_t{p.weight_transposed} << 8 |
+      size_t{s.has_bias} << 9 | size_t{s.return_gathered} << 10 | static_cast<size_t>(s.device) << 12);
+  mix(s.strategy.empty() ? 0 : static_cast<size_t>(s.strategy[0]));
+  return h;
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> resolve_group(char const* op, std::string const& group_name) {
+  try {
+    return c10d::resolve_process_group(group_name);
+  } catch (c10::Error const&) {
+    TORCH_CHECK_VALUE(false, op, ": there is no process group '", group_name,
+                      "' in this process: it was never created here, this rank is not a member, or it has been "
+                      "destroyed.");
+  }
+}
+
+std::shared_ptr<GroupState> group_state(char const* op, std::string const& group_name) {
+  auto const group = resolve_group(op, group_name);
+  std::vector<uint64_t> dropped;
+  std::shared_ptr<GroupState> state;
+  {
+    std::lock_guard<std::mutex> const lock(registry_mutex);
+    auto const found = registry().find(group_name);
+    if (found != registry().end() && is_current(*found->second, group.get())) return found->second;
+
+    for (auto it = registry().begin(); it != registry().end();) {
+      if (is_alive(*it->second)) {
+        ++it;
+      } else {
+        dropped.push_back(it->second->id);
+        it = registry().erase(it);
+      }
+    }
+    static uint64_t next_id = 1;
+    state = std::make_shared<GroupState>(GroupState{group_name, next_id++, group->getRank(), group->getSize(),
+                                                    c10::weak_intrusive_ptr<c10d::ProcessGroup>(group)});
+    registry()[group_name] = state;
+  }
+  for (uint64_t const id : dropped) hooks().dropped(id);
+  return state;
+}
+
+bool drop_group(std::string const& group_name) {
+  std::shared_ptr<GroupState> state;
+  {
+    std::lock_guard<std::mutex> const lock(registry_mutex);
+    auto const found = registry().find(group_name);
+    if (found == registry().end()) return false;
+    state = found->second;
+    registry().erase(found);
+  }
+  hooks().dropped(state->id);
+  return true;
+}
+
+void attach_workspace(std::string const& group_name, c10::Device device, std::vector<uintptr_t> const& bases,
+                      int64_t region_bytes, int64_t send_bytes) {
+  auto const state = group_state("attach_workspace", group_name);
+  TORCH_CHECK(bases.size() == static_cast<size_t>(state->world) && state->world <= kMaxWorld,
+              "attach_workspace: ", bases.size(), " blocks for a group of ", state->world, " ranks; at most ",
+              kMaxWorld, " are allowed.");
+  WorkspaceView view{};
+  view.group_name = group_name;
+  view.rank = state->rank;
+  view.world = state->world;
+  view.layout = make_workspace_layout(region_bytes, send_bytes);
+  for (size_t r = 0; r < bases.size(); ++r) view.base[r] = reinterpret_cast<std::byte*>(bases[r]);
+
+  DeviceState& on_device = state->on(device.type());
+#if defined(FLUX_WITH_CUDA)
+  if (device.is_cuda()) on_device.cuda = cuda::make_workspace(view);
+#endif
+  on_device.view = view;
+  on_device.index = device.index();
+  on_device.captured = false;
+}
+
+Hooks& hooks() {
+  static auto* the_hooks = new Hooks;
+  return *the_hooks;
+}
+
+Settings& settings() {
+  static Settings the_settings;
+  return the_settings;
+}
+
+}  // namespace flux

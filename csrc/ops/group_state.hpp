@@ -1,0 +1,76 @@
+#pragma once
+// What a process remembers of a process group between calls.
+
+#include <c10/core/Device.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "ops/backend.hpp"
+#include "ops/choose.hpp"
+#include "ops/hooks.hpp"
+
+namespace flux {
+
+// What the ranks agree on before they run a call.
+struct Signature {
+  Problem problem;
+  bool has_bias;
+  bool return_gathered;
+  c10::DeviceType device;
+  std::string strategy;
+
+  bool operator==(Signature const& other) const;
+};
+struct SignatureHash {
+  size_t operator()(Signature const& s) const;
+};
+
+// What follows from a signature: the same on every rank, made once.
+struct Plan {
+  Choice choice;
+  std::string config;
+  WorkspaceNeeds needs{0, 0};
+};
+
+// Symmetric memory of the group on one kind of device. Epochs count the fused calls on this memory.
+struct DeviceState {
+  bool connection_known = false;
+  std::string why_not_connected;
+  c10::DeviceIndex index = -1;
+  Epoch epoch = 0;
+  std::optional<WorkspaceView> view;
+  bool captured = false;  // a CUDA graph holds addresses of the attached memory
+#if defined(FLUX_WITH_CUDA)
+  std::shared_ptr<cuda::Workspace> cuda;
+#endif
+};
+
+struct GroupState {
+  std::string name;
+  uint64_t id;
+  int rank;
+  int world;
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+  int64_t calls = 0;
+  std::string broken;  // why no further call can be trusted; empty if all is well
+  std::unordered_map<Signature, std::shared_ptr<Plan const>, SignatureHash> plans;
+  DeviceState devices[2];  // CPU, CUDA
+
+  DeviceState& on(c10::DeviceType type) { return devices[type == c10::DeviceType::CUDA ? 1 : 0]; }
+};
+
+// The process group of this name; a ValueError if there is none.
+c10::intrusive_ptr<c10d::ProcessGroup> resolve_group(char const* op, std::string const& group_name);
+// The state of the group that bears this name now. States of groups that are gone are dropped on the way.
+std::shared_ptr<GroupState> group_state(char const* op, std::string const& group_name);
+// Forgets the group: the next call on it begins anew. False if nothing was known of it.
+bool drop_group(std::string const& group_name);
+
+void attach_workspace(std::string const& group_name, c10::Device device, std::vector<uintptr_t> const& bases,
+                      int64_t region_bytes, int64_t send_bytes);
+
+}  // namespace flux

@@ -1,0 +1,49 @@
+#pragma once
+// What the ops leave to Python: everything that happens once per shape or once per group, and the plain PyTorch
+// strategy. The ops know nothing of Python but these functions; python_hooks.cpp fills them.
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "ops/arguments.hpp"
+
+namespace flux {
+
+// One call of an op on a group; the ranks count their calls alike.
+struct CallSite {
+  std::string group_name;
+  uint64_t state_id;  // tells apart the groups that have borne one name
+  int64_t call_idx;
+  char const* op;
+};
+
+struct Hooks {
+  // Compares `text` across the ranks; throws on every rank if it differs.
+  std::function<void(CallSite const&, std::string const& text)> agree;
+  // Tells the ranks that wait in `agree` that this rank has refused the call.
+  std::function<void(CallSite const&, std::string const& message)> refuse;
+  // Why the ranks can't reach each other's memory on this kind of device; empty if they can.
+  std::function<std::string(CallSite const&, c10::Device)> why_not_connected;
+  // Replaces the workspace by one of at least this size, on all ranks, and attaches it.
+  std::function<void(CallSite const&, c10::Device, WorkspaceNeeds)> grow;
+  // Runs the sequential strategy; the second tensor is undefined unless return_gathered.
+  std::function<std::pair<at::Tensor, at::Tensor>(Arguments const&)> sequential;
+  // What the other ranks are known to do in this call: the end of a timeout's message, or empty.
+  std::function<std::string(CallSite const&)> explain_timeout;
+  std::function<void(std::string const& message)> warn_once;
+  // The state is gone: free what belongs to it.
+  std::function<void(uint64_t state_id)> dropped;
+};
+
+Hooks& hooks();
+
+struct Settings {
+  double timeout_seconds = 30;
+  bool check_ranks = true;
+};
+Settings& settings();
+
+}  // namespace flux

@@ -1,0 +1,146 @@
+#include "ops/module.hpp"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/headeronly/version.h>
+
+#include "cpu/config.hpp"
+#include "cpu/trace.hpp"
+#include "ops/dispatch.hpp"
+#include "ops/python_hooks.hpp"
+
+namespace py = pybind11;
+
+namespace flux {
+namespace {
+
+#if !defined(FLUX_TORCH_VERSION)
+#define FLUX_TORCH_VERSION TORCH_VERSION
+#endif
+// Found in the file by flux_ops/extension.py before it loads it.
+__attribute__((used)) char const kTorchVersionMark[] = "flux_ops built for torch " FLUX_TORCH_VERSION ";";
+
+#if defined(FLUX_WITH_CUDA)
+constexpr bool kHasCudaKernels = true;
+constexpr char const* kNoCudaReason = "";
+#else
+constexpr bool kHasCudaKernels = false;
+#if defined(FLUX_NO_CUDA_REASON)
+constexpr char const* kNoCudaReason = FLUX_NO_CUDA_REASON;
+#else
+constexpr char const* kNoCudaReason = "flux_ops was built without them";
+#endif
+#endif
+
+c10::Device make_device(std::string const& type, int index) {
+  return {type == "cuda" ? c10::DeviceType::CUDA : c10::DeviceType::CPU, static_cast<c10::DeviceIndex>(index)};
+}
+
+Op make_op(std::string const& op) {
+  TORCH_CHECK_VALUE(op == "ag_gemm" || op == "gemm_rs", "op is '", op, "'; allowed are 'ag_gemm' and 'gemm_rs'.");
+  return op == "ag_gemm" ? Op::kAgGemm : Op::kGemmRs;
+}
+
+DataType make_dtype(std::string const& name) {
+  if (name == "float32") return DataType::kFloat32;
+  if (name == "float64") return DataType::kFloat64;
+  if (name == "bfloat16") return DataType::kBFloat16;
+  TORCH_CHECK_NOT_IMPLEMENTED(name == "float16", "dtype is ", name,
+                              "; supported are float32, float64, bfloat16 and float16.");
+  return DataType::kFloat16;
+}
+
+char const* dtype_name(DataType t) {
+  return t == DataType::kFloat32    ? "float32"
+         : t == DataType::kFloat64  ? "float64"
+         : t == DataType::kBFloat16 ? "bfloat16"
+                                    : "float16";
+}
+
+py::object last_dispatch_dict() {
+  DispatchRecord const record = last_dispatch();
+  if (!record.plan) return py::none();
+  Problem const& p = record.problem;
+  py::dict d;
+  d["op"] = op_name(p.op);
+  d["strategy"] = strategy_name(record.plan->choice.strategy);
+  d["config"] = record.plan->config;
+  d["reason"] = record.plan->choice.reason;
+  d["m"] = p.rows * p.world;
+  d["n"] = p.n;
+  d["k"] = p.k;
+  d["dtype"] = dtype_name(p.dtype);
+  d["world"] = p.world;
+  return d;
+}
+
+}  // namespace
+
+void add_module_functions(py::module_& m) {
+  m.attr("torch_version") = FLUX_TORCH_VERSION;
+  m.attr("has_cuda_kernels") = kHasCudaKernels;
+  m.attr("no_cuda_reason") = kNoCudaReason;
+
+  m.def("set_hooks", &set_python_hooks, "Lets the methods of an object answer what the ops ask of Python.");
+  m.def("set_timeout", [](double seconds) { settings().timeout_seconds = seconds; });
+  m.def("set_check_ranks", [](bool check) { settings().check_ranks = check; });
+  m.def("set_cpu_threads", &cpu::set_num_threads, "Worker threads of one CPU call; 0 asks for the default.");
+
+  // (state id, call index) of a collective step outside an op: it counts as a call.
+  m.def("begin_step", [](std::string const& group_name, std::string const& what) {
+    auto const state = group_state(what.c_str(), group_name);
+    check_not_broken(*state, what.c_str());
+    return py::make_tuple(state->name, state->id, state->calls++, what);
+  });
+  m.def("mark_broken", [](std::string const& group_name, std::string const& why) {
+    group_state("mark_broken", group_name)->broken = why;
+  });
+  m.def("drop_group", &drop_group);
+  m.def("attach_workspace", [](std::string const& group_name, std::string const& device_type, int device_index,
+                               std::vector<uintptr_t> const& bases, int64_t region_bytes, int64_t send_bytes) {
+    attach_workspace(group_name, make_device(device_type, device_index), bases, region_bytes, send_bytes);
+  });
+  m.def("workspace_captured", [](std::string const& group_name, std::string const& device_type) {
+    return group_state("workspace_captured", group_name)->on(make_device(device_type, 0).type()).captured;
+  });
+  m.def("workspace_total_bytes", [](int64_t region_bytes, int64_t send_bytes) {
+    return make_workspace_layout(region_bytes, send_bytes).total_bytes();
+  });
+  m.def("workspace_region_offset", [](int64_t region_bytes, int64_t send_bytes, int parity) {
+    return make_workspace_layout(region_bytes, send_bytes).region_offset(parity);
+  });
+  // (region bytes, send bytes) that a product of M = rows * world needs.
+  m.def("workspace_needs", [](std::string const& op, std::string const& device_type, int world, int64_t rows, int64_t n,
+                              int64_t k, std::string const& dtype) {
+    Problem const problem{make_op(op), 0, world, rows, n, k, make_dtype(dtype), /*weight_transposed=*/false};
+    WorkspaceNeeds const needs = workspace_needs(problem, make_device(device_type, 0).type());
+    return py::make_tuple(needs.region_bytes, needs.send_bytes);
+  });
+
+  m.def("last_dispatch", &last_dispatch_dict);
+  m.def(
+      "last_trace",
+      [] {
+        py::list chunks;
+        for (cpu::ChunkTrace const& c : cpu::last_trace()) chunks.append(py::make_tuple(c.chunk, c.waited_us));
+        return chunks;
+      },
+      "CPU: (chunk, longest wait of its tiles in microseconds) of the last fused call, in order of completion.");
+  m.def(
+      "last_trace_times",
+      [] {
+        py::list chunks;
+        for (cpu::ChunkTrace const& c : cpu::last_trace()) {
+          chunks.append(py::make_tuple(c.chunk, c.arrived_us, c.done_us));
+        }
+        return chunks;
+      },
+      "CPU: (chunk, microseconds until its data had arrived, until it was computed) of the last fused call.");
+  // For tests of the pure choice: (strategy, reason, refused, fell_back).
+  m.def("choose_strategy", [](std::string const& asked, std::string const& why_local, std::string const& why_not) {
+    Choice const c = choose_strategy(asked, why_local, why_not);
+    return py::make_tuple(strategy_name(c.strategy), c.reason, c.refused, c.fell_back);
+  });
+}
+
+}  // namespace flux

@@ -1,0 +1,25 @@
+#pragma once
+// The operators, as bindings.cpp registers them.
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+
+namespace flux {
+
+std::tuple<at::Tensor, at::Tensor> ag_gemm(at::Tensor const& x, at::Tensor const& weight,
+                                           std::optional<at::Tensor> const& bias, std::string const& group_name,
+                                           bool return_gathered, std::string const& strategy);
+at::Tensor gemm_rs(at::Tensor const& x, at::Tensor const& weight, std::optional<at::Tensor> const& bias,
+                   std::string const& group_name, std::string const& strategy);
+
+// Shapes only: the same results as tensors without storage, for symbolic sizes too.
+std::tuple<at::Tensor, at::Tensor> ag_gemm_meta(at::Tensor const& x, at::Tensor const& weight,
+                                                std::optional<at::Tensor> const& bias, std::string const& group_name,
+                                                bool return_gathered, std::string const& strategy);
+at::Tensor gemm_rs_meta(at::Tensor const& x, at::Tensor const& weight, std::optional<at::Tensor> const& bias,
+                        std::string const& group_name, std::string const& strategy);
+
+}  // namespace flux

@@ -1,0 +1,68 @@
+// The hooks of the ops as calls of Python methods. Ops run without the interpreter lock: each hook takes it.
+
+#include "ops/python_hooks.hpp"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "ops/hooks.hpp"
+
+namespace py = pybind11;
+
+namespace flux {
+namespace {
+
+py::tuple site_tuple(CallSite const& site) {
+  return py::make_tuple(site.group_name, site.state_id, site.call_idx, std::string(site.op));
+}
+
+py::tuple device_tuple(c10::Device device) {
+  return py::make_tuple(c10::DeviceTypeName(device.type(), /*lower_case=*/true), int{device.index()});
+}
+
+std::pair<at::Tensor, at::Tensor> call_sequential(py::object const& target, Arguments const& args) {
+  py::gil_scoped_acquire const gil;
+  py::object const bias = args.has_bias() ? py::cast(*args.bias) : py::none();
+  py::object const result = target.attr("sequential")(std::string(op_name(args.op)), args.x, args.weight, bias,
+                                                      args.group_name, args.return_gathered);
+  if (!py::isinstance<py::tuple>(result)) return {result.cast<at::Tensor>(), at::Tensor()};
+  auto const pair = result.cast<py::tuple>();
+  return {pair[0].cast<at::Tensor>(), pair[1].cast<at::Tensor>()};
+}
+
+}  // namespace
+
+void set_python_hooks(py::object object) {
+  auto* const target = new py::object(std::move(object));  // lives as long as the process
+  Hooks& h = hooks();
+  h.agree = [target](CallSite const& site, std::string const& text) {
+    py::gil_scoped_acquire const gil;
+    target->attr("agree")(site_tuple(site), text);
+  };
+  h.refuse = [target](CallSite const& site, std::string const& message) {
+    py::gil_scoped_acquire const gil;
+    target->attr("refuse")(site_tuple(site), message);
+  };
+  h.why_not_connected = [target](CallSite const& site, c10::Device device) {
+    py::gil_scoped_acquire const gil;
+    return target->attr("why_not_connected")(site_tuple(site), device_tuple(device)).cast<std::string>();
+  };
+  h.grow = [target](CallSite const& site, c10::Device device, WorkspaceNeeds needs) {
+    py::gil_scoped_acquire const gil;
+    target->attr("grow")(site_tuple(site), device_tuple(device), needs.region_bytes, needs.send_bytes);
+  };
+  h.sequential = [target](Arguments const& args) { return call_sequential(*target, args); };
+  h.explain_timeout = [target](CallSite const& site) {
+    py::gil_scoped_acquire const gil;
+    return target->attr("explain_timeout")(site_tuple(site)).cast<std::string>();
+  };
+  h.warn_once = [target](std::string const& message) {
+    py::gil_scoped_acquire const gil;
+    target->attr("warn_once")(message);
+  };
+  h.dropped = [target](uint64_t state_id) {
+    py::gil_scoped_acquire const gil;
+    target->attr("dropped")(state_id);
+  };
+}
+
+}  // namespace flux

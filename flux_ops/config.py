@@ -1,0 +1,52 @@
+"""Settings from the environment. A value that makes no sense is an error, not a default.
+
+=================  =======================================================================  =======
+variable           meaning                                                                  default
+=================  =======================================================================  =======
+FLUX_TIMEOUT       seconds that a rank waits for a peer before it raises                    30
+FLUX_CHECK         1: the ranks compare their arguments on the first call of a shape;       1
+                   0: they don't, and ranks that disagree end in an error of a wait
+FLUX_CPU_THREADS   worker threads of one call on the CPU                                    min(4, cores / ranks)
+=================  =======================================================================  =======
+"""
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass
+class Settings:
+    timeout_s: float = 30.0
+    check_ranks: bool = True
+    cpu_threads: int = 0  # 0: the default
+
+
+def check_timeout(value: object, name: str) -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{name} is {value!r}; it must be a positive number of seconds, such as 30.")
+    return seconds
+
+
+def read_environment(env: Mapping[str, str] = os.environ) -> Settings:
+    settings = Settings()
+    if "FLUX_TIMEOUT" in env:
+        settings.timeout_s = check_timeout(env["FLUX_TIMEOUT"], "the environment variable FLUX_TIMEOUT")
+    check = env.get("FLUX_CHECK", "1")
+    if check not in ("0", "1"):
+        raise ValueError(f"the environment variable FLUX_CHECK is {check!r}; it must be 0 or 1.")
+    settings.check_ranks = check == "1"
+    if "FLUX_CPU_THREADS" in env:
+        text = env["FLUX_CPU_THREADS"]
+        if not text.isdecimal() or not 1 <= int(text) <= 256:
+            raise ValueError(f"the environment variable FLUX_CPU_THREADS is {text!r}; it must be 1 to 256.")
+        settings.cpu_threads = int(text)
+    return settings
+
+
+settings = read_environment()

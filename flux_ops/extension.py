@@ -1,0 +1,55 @@
+"""Loads the compiled part, flux_ops._C, or keeps the reason why it can't be loaded."""
+
+import importlib
+import importlib.machinery
+import mmap
+import pathlib
+import re
+
+import torch
+
+_MARK = re.compile(rb"flux_ops built for torch ([^;\0]{1,40});")
+
+
+def _extension_file() -> pathlib.Path | None:
+    folder = pathlib.Path(__file__).parent
+    names = ["_C" + suffix for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    return next((folder / name for name in names if (folder / name).exists()), None)
+
+
+def _built_for(path: pathlib.Path) -> str | None:
+    """The torch version that the extension was compiled for, read from the file without loading it."""
+    with open(path, "rb") as file:
+        if path.stat().st_size == 0:
+            return None
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            found = _MARK.search(data)
+            return found[1].decode() if found else None
+
+
+def _minor(version: str) -> list[str]:
+    return version.split("+")[0].split(".")[:2]
+
+
+def load():
+    """(module, "") or (None, reason)."""
+    path = _extension_file()
+    if path is None:
+        return None, "the compiled part flux_ops/_C is missing; build it with `make build` or `pip install .`"
+    try:
+        built_for = _built_for(path)
+    except OSError as error:
+        return None, f"the compiled part {path} can't be read: {error}"
+    if built_for is not None and _minor(built_for) != _minor(torch.__version__):
+        return None, (
+            f"the compiled part {path} was built for torch {built_for}, but this is torch {torch.__version__}; "
+            "build it again"
+        )
+    try:
+        return importlib.import_module("flux_ops._C"), ""
+    except ImportError as error:
+        versions = f"built for torch {built_for or 'of unknown version'}, this is torch {torch.__version__}"
+        return None, f"the compiled part {path} can't be loaded ({versions}): {error}"
+
+
+module, why_not_loaded = load()

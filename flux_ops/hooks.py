@@ -1,0 +1,118 @@
+"""What the compiled operators ask of Python (csrc/ops/hooks.hpp): once per shape or group, never on the fast path."""
+
+import contextlib
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from flux_ops import reference, topology
+from flux_ops.rendezvous import Members, Site
+from flux_ops.workspace import Workspace
+
+_warned: set[str] = set()
+
+
+def warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(f"flux_ops: {message}", RuntimeWarning, stacklevel=2)
+
+
+class Hooks:
+    def __init__(self, core, version: str, why_not_cuda: str):
+        self._core = core
+        self._version = version
+        self._why_not_cuda = why_not_cuda
+        self._members: dict[int, Members] = {}  # by state id
+        self._connections: dict[tuple[int, str], str] = {}
+        self._workspaces: dict[tuple[int, str], Workspace] = {}
+
+    # ---- called by the operators
+
+    def agree(self, site, text: str) -> None:
+        site = Site(site)
+        with self._broken_by_timeout(site):
+            texts = self._of(site).exchange(site, f"check/{site.call}", text)
+        if len(set(texts)) > 1:
+            lines = "".join(f"\n  rank {rank}: {text}" for rank, text in enumerate(texts))
+            raise ValueError(f"{site}: the ranks do not make the same call:{lines}")
+
+    def refuse(self, site, message: str) -> None:
+        site = Site(site)
+        self._of(site).refuse(site, message)
+
+    def why_not_connected(self, site, device) -> str:
+        site, (kind, index) = Site(site), device
+        key = site.state_id, kind
+        if key not in self._connections:
+            members = self._of(site)
+            mine = topology.probe(members.rank, kind, index, self._version, self._why_not_cuda)
+            with self._broken_by_timeout(site):
+                texts = members.exchange(site, f"probe/{kind}", mine.to_json())
+            try:
+                self._connections[key] = topology.decide([topology.Probe.from_json(t) for t in texts], kind)
+            except ValueError as error:
+                raise ValueError(f"{site}: {error}") from None
+        return self._connections[key]
+
+    def grow(self, site, device, region_bytes: int, send_bytes: int) -> None:
+        site, (kind, index) = Site(site), device
+        key = site.state_id, kind
+        if key not in self._workspaces:
+            where = torch.device(kind, index) if kind == "cuda" else torch.device(kind)
+            self._workspaces[key] = Workspace(self._core, self._of(site), where)
+        with self._broken_by_timeout(site):
+            self._workspaces[key].grow(site, region_bytes, send_bytes)
+
+    @staticmethod
+    def sequential(op: str, x, weight, bias, group_name: str, return_gathered: bool):
+        group = distributed_c10d._resolve_process_group(group_name)
+        if op == "gemm_rs":
+            return reference.gemm_rs(x, weight, bias, group=group)
+        return reference.ag_gemm(x, weight, bias, group=group, return_gathered=return_gathered)
+
+    def explain_timeout(self, site) -> str:
+        site = Site(site)
+        try:
+            return self._of(site).peers_doing(site)
+        except RuntimeError:  # the store may be gone with its rank; the timeout has been explained well enough
+            return ""
+
+    @staticmethod
+    def warn_once(message: str) -> None:
+        warn_once(message)
+
+    def dropped(self, state_id: int) -> None:
+        self._members.pop(state_id, None)
+        for of_state in (self._connections, self._workspaces):
+            for key in [key for key in of_state if key[0] == state_id]:
+                gone = of_state.pop(key)
+                if isinstance(gone, Workspace):
+                    gone.destroy()
+
+    # ---- for prepare() and tests
+
+    def workspace(self, group_name: str, kind: str) -> Workspace | None:
+        for (_, of_kind), workspace in self._workspaces.items():
+            if of_kind == kind and workspace._members.group_name == group_name:
+                return workspace
+        return None
+
+    def known_groups(self) -> list[str]:
+        return sorted({members.group_name for members in self._members.values()})
+
+    def _of(self, site: Site) -> Members:
+        if site.state_id not in self._members:
+            self._members[site.state_id] = Members(site.group_name)
+        return self._members[site.state_id]
+
+    @contextlib.contextmanager
+    def _broken_by_timeout(self, site: Site):
+        """A rank that waited in vain no longer counts its calls like the others."""
+        try:
+            yield
+        except dist.DistError as error:
+            self._core.mark_broken(site.group_name, str(error))
+            raise

@@ -1,0 +1,226 @@
+"""The public functions."""
+
+import dataclasses
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from flux_ops import autograd, config, extension, fallback
+from flux_ops.config import settings
+from flux_ops.hooks import Hooks
+from flux_ops.version import __version__
+
+_core = extension.module
+
+
+def has_cuda_kernels() -> bool:
+    """Whether this build has the CUDA kernels and could be loaded. Does not touch a GPU."""
+    return _core is not None and _core.has_cuda_kernels
+
+
+def why_not_cuda() -> str:
+    """Why has_cuda_kernels() is false; empty if it is true."""
+    if _core is None:
+        return extension.why_not_loaded
+    return "" if _core.has_cuda_kernels else _core.no_cuda_reason
+
+
+if _core is None:
+    _library = fallback.define(extension.why_not_loaded)
+    _hooks = None
+else:
+    _hooks = Hooks(_core, __version__, why_not_cuda())
+    _core.set_hooks(_hooks)
+    _core.set_timeout(settings.timeout_s)
+    _core.set_check_ranks(settings.check_ranks)
+    _core.set_cpu_threads(settings.cpu_threads)
+autograd.register()
+
+
+def ag_gemm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+    return_gathered: bool = False,
+    strategy: str = "auto",
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Column-parallel linear layer with its all-gather: Y = all_gather(X) · Wᵀ + b.
+
+    Args:
+        x: [M/TP, ..., K], this rank's tokens; dimension 0 is gathered in rank order. Any strides.
+        weight: [N, K], this rank's rows, as nn.Linear has them, or a transposed view of [K, N] (not copied).
+        bias: [N], or None.
+        group: the process group; by default all ranks. All its ranks make the same calls in the same order.
+        return_gathered: also return all_gather(X), [M, ..., K].
+        strategy: "auto" (fused where it can run, else sequential with one warning), "sequential", "fused".
+
+    Returns Y [M, ..., N], or (Y, gathered). dtypes: float32, float64, bfloat16, float16 (the fused strategy on CUDA:
+    bfloat16 and float16); products are accumulated in at least fp32.
+
+    Differentiable. The backward of x is gemm_rs; that of weight gathers x again unless `return_gathered`.
+
+    Raises, on every rank and before anything is launched: TypeError for unlike dtypes; ValueError for shapes, devices,
+    groups, an unknown strategy, and ranks that do not make the same call (compared on the first call of a shape);
+    NotImplementedError for a dtype that is not supported, and for strategy="fused" where it can't run.
+    torch.distributed.DistBackendError if a rank does not come within the timeout (see set_timeout).
+
+    The same in plain PyTorch::
+
+        gathered = x.new_empty(x.shape[0] * dist.get_world_size(group), *x.shape[1:])
+        dist.all_gather_into_tensor(gathered, x, group=group)
+        y = torch.nn.functional.linear(gathered, weight, bias)
+
+    Method: FLUX (papers/flux.txt), section 3.2.
+    """
+    y, gathered = torch.ops.flux.ag_gemm(x, weight, bias, _group_name("ag_gemm", group), return_gathered, strategy)
+    return (y, gathered) if return_gathered else y
+
+
+def gemm_rs(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+    strategy: str = "auto",
+) -> torch.Tensor:
+    """Row-parallel linear layer with its reduce-scatter: Y = reduce_scatter(X · Wᵀ) + b.
+
+    Args:
+        x: [M, ..., K], all tokens, this rank's columns. M must be a multiple of TP. Any strides.
+        weight: [N, K], this rank's columns of the whole weight, or a transposed view of [K, N] (not copied).
+        bias: [N], or None; added once, after the reduction.
+        group: the process group; by default all ranks. All its ranks make the same calls in the same order.
+        strategy: "auto" (fused where it can run, else sequential with one warning), "sequential", "fused".
+
+    Returns Y [M/TP, ..., N]: rank r has rows r·M/TP and on of dimension 0. dtypes as for ag_gemm. The fused strategy
+    adds the ranks' partials in rank order in fp32 (fp64 for float64): the result is bitwise repeatable.
+
+    Differentiable. The backward of x is ag_gemm. The gradient of bias is the sum over this rank's rows; adding it up
+    over the ranks is the caller's, as for every replicated parameter under sequence parallelism.
+
+    Raises as ag_gemm does; ValueError, too, if M is not a multiple of TP.
+
+    The same in plain PyTorch::
+
+        partial = torch.nn.functional.linear(x, weight)
+        y = partial.new_empty(x.shape[0] // dist.get_world_size(group), *partial.shape[1:])
+        dist.reduce_scatter_tensor(y, partial, group=group)
+        y = y + bias
+
+    Method: FLUX (papers/flux.txt), section 3.1; the reduction is in the last tiles' epilogue (section 4.2).
+    """
+    return torch.ops.flux.gemm_rs(x, weight, bias, _group_name("gemm_rs", group), strategy)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dispatch:
+    """What the last call ran. The product had M rows over all ranks; N and K are this rank's."""
+
+    op: str
+    strategy: str  # "fused", "sequential", or "local" where no communication was needed
+    config: str  # of the fused strategy: tiles and pieces
+    reason: str
+    m: int
+    n: int
+    k: int
+    dtype: str
+    world: int
+
+
+def last_dispatch() -> Dispatch | None:
+    """What the last call of an operator in this process ran, and why; None before the first call."""
+    record = fallback.last_call if _core is None else _core.last_dispatch()
+    return None if record is None else Dispatch(**record)
+
+
+def prepare(
+    *,
+    op: str | None = None,
+    max_m: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype = torch.bfloat16,
+    group: dist.ProcessGroup | None = None,
+    device: torch.device | str | None = None,
+) -> None:
+    """Allocates the workspace now, for products of up to max_m rows: before a CUDA graph is captured, or to bound memory.
+
+    Collective: all ranks of the group call it with the same values.
+
+    Args:
+        op: "ag_gemm", "gemm_rs", or None for both.
+        max_m: rows M of the whole product, over all ranks.
+        n, k: columns and contraction length of this rank's product: weight is [n, k].
+        dtype: of the operands.
+        device: of the operands; by default the current GPU where there is one and CUDA kernels, else the CPU.
+
+    Does nothing where the fused strategy can't run, and never makes a workspace smaller.
+    """
+    if op not in (None, "ag_gemm", "gemm_rs"):
+        raise ValueError(f"prepare: op is {op!r}; allowed are 'ag_gemm', 'gemm_rs' and None (both).")
+    for name, value in (("max_m", max_m), ("n", n), ("k", k)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"prepare: {name} is {value!r}; it must be a positive int.")
+    if device is None:
+        device = "cuda" if has_cuda_kernels() and torch.cuda.is_available() else "cpu"
+    device = torch.device(device)
+    group_name = _group_name("prepare", group)
+    world = distributed_c10d._resolve_process_group(group_name).size()
+    if _core is None or world == 1 or (device.type == "cuda" and not has_cuda_kernels()):
+        return
+    index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
+    where = (device.type, index if device.type == "cuda" else -1)
+
+    name = str(dtype).removeprefix("torch.")
+    site = _core.begin_step(group_name, "prepare")
+    if settings.check_ranks:
+        _hooks.agree(site, f"prepare(op {op}, max_m {max_m}, n {n}, k {k}, {name} on {device.type})")
+    if _hooks.why_not_connected(site, where):
+        return
+    needs = []
+    for one in (op,) if op else ("ag_gemm", "gemm_rs"):
+        rows = -(-max_m // world)
+        while rows:  # smaller products may use other tiles, whose padding differs
+            needs.append(_core.workspace_needs(one, device.type, world, rows, n, k, name))
+            rows //= 2
+    _hooks.grow(site, where, max(region for region, _ in needs), max(send for _, send in needs))
+
+
+def destroy(group: dist.ProcessGroup | None = None) -> None:
+    """Frees what flux_ops holds for the group; call it on every rank. The next call on the group begins anew.
+
+    This is also the way out after a timeout, which leaves the group's ranks out of step. After
+    torch.distributed.destroy_process_group, destroy() frees what is left of all groups.
+    """
+    if _core is None:
+        return
+    if group is None and not dist.is_initialized():
+        for name in _hooks.known_groups():
+            _core.drop_group(name)
+        return
+    _core.drop_group(dist.group.WORLD.group_name if group is None else group.group_name)
+
+
+def set_timeout(seconds: float) -> None:
+    """How long a rank waits for a peer before it raises; 30 at first, or FLUX_TIMEOUT."""
+    settings.timeout_s = config.check_timeout(seconds, "set_timeout: seconds")
+    if _core is not None:
+        _core.set_timeout(settings.timeout_s)
+
+
+def _group_name(op: str, group: dist.ProcessGroup | None) -> str:
+    if group is None:
+        if not dist.is_initialized():
+            raise ValueError(f"{op}: group is None, which means all ranks, but torch.distributed is not initialised.")
+        return dist.group.WORLD.group_name
+    if not isinstance(group, dist.ProcessGroup):
+        if group == dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError(f"{op}: this rank is not a member of group.")
+        raise TypeError(f"{op}: group is {group!r}; it must be a torch.distributed.ProcessGroup or None.")
+    if not torch.compiler.is_compiling() and group not in distributed_c10d._world.pg_map:
+        raise ValueError(f"{op}: group has been destroyed.")
+    return group.group_name

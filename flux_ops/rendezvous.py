@@ -1,0 +1,86 @@
+"""How the ranks of a process group talk outside the collectives: through the group's store, always with a timeout.
+
+A store keeps every key for ever, and a name of a group may be used again after destroy_process_group. So all keys carry
+the number of times that this rank has joined under that name; the ranks count alike.
+"""
+
+import time
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from flux_ops.config import settings
+
+_POLL_S = 0.001
+
+
+class Site:
+    """One call on a group: the ranks count their calls alike, so `call` names the same call on each."""
+
+    def __init__(self, site):
+        self.group_name, self.state_id, self.call, self.op = site
+
+    def __str__(self):
+        return f"{self.op} on group '{self.group_name}'"
+
+
+class Members:
+    """The ranks of one process group."""
+
+    def __init__(self, group_name: str):
+        self.group_name = group_name
+        group = distributed_c10d._resolve_process_group(group_name)
+        self.rank, self.world = group.rank(), group.size()
+        store = distributed_c10d._get_process_group_store(group)
+        life = store.add(f"flux/joined/{self.rank}", 1)
+        self._store = dist.PrefixStore(f"flux/{life}", store)
+
+    def exchange(self, site: Site, key: str, value: str) -> list[str]:
+        """Every rank's value, in rank order. Raises if a rank has refused the call, or does not come in time."""
+        self._store.set(f"{key}/{self.rank}", value)
+        values = {self.rank: value}
+        deadline = time.monotonic() + settings.timeout_s
+        while True:
+            for rank in range(self.world):
+                if rank not in values and self._store.check([f"{key}/{rank}"]):
+                    values[rank] = self._store.get(f"{key}/{rank}").decode()
+            if len(values) == self.world:
+                return [values[rank] for rank in range(self.world)]
+            missing = [rank for rank in range(self.world) if rank not in values]
+            for rank in missing:
+                if (refusal := self._refusal(site.call, rank)) is not None:
+                    raise ValueError(f"{site}: rank {rank} refused this call: {refusal}")
+            if time.monotonic() > deadline:
+                raise dist.DistBackendError(self._timeout_text(site, missing))
+            time.sleep(_POLL_S)
+
+    def barrier(self, site: Site, key: str) -> None:
+        self.exchange(site, key, "")
+
+    def refuse(self, site: Site, message: str) -> None:
+        self._store.set(f"refused/{site.call}/{self.rank}", message)
+
+    def peers_doing(self, site: Site) -> str:
+        """What the other ranks have said about this call; empty if they have said nothing."""
+        parts = []
+        for rank in range(self.world):
+            if rank == self.rank:
+                continue
+            if (refusal := self._refusal(site.call, rank)) is not None:
+                parts.append(f" Rank {rank} refused this call: {refusal}")
+            elif self._store.check([f"check/{site.call}/{rank}"]):
+                text = self._store.get(f"check/{site.call}/{rank}").decode()
+                parts.append(f" Rank {rank} was about to run {text} and waits for the others to agree.")
+        return "".join(parts)
+
+    def _refusal(self, call: int, rank: int) -> str | None:
+        key = f"refused/{call}/{rank}"
+        return self._store.get(key).decode() if self._store.check([key]) else None
+
+    def _timeout_text(self, site: Site, missing: list[int]) -> str:
+        ranks = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing))
+        return (
+            f"{site}: rank {self.rank} waited {settings.timeout_s:g} s for {ranks} to make the same call (number "
+            f"{site.call} on this group). Late, dead, or busy with another call; flux_ops.set_timeout(seconds) allows "
+            "more time."
+        )
