@@ -15,8 +15,21 @@ CPU_WORLDS = (2, 3, 4)
 RANK_ENV = {"FLUX_TIMEOUT": "20", "OMP_NUM_THREADS": "1"}
 
 
+def pytest_addoption(parser):
+    parser.addoption("--thorough", action="store_true", help="on GPUs, run what the CPU backend tests as well")
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "worlds(*sizes): world sizes that a multi-rank test runs at")
+    config.addinivalue_line("markers", "cpu_is_enough: on GPUs only with --thorough")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--thorough"):
+        return
+    left_out = [i for i in items if i.get_closest_marker("cpu_is_enough") and _device_of(i.path) == "cuda"]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [i for i in items if i not in left_out]
 
 
 def _device_of(path):

@@ -156,15 +156,15 @@ class ErrorCases:
 
     @pytest.mark.worlds(2, 3)
     @pytest.mark.parametrize(
-        ("what", "values"),
-        [
+        "what, values",
+        (
             ("rows", None),
             ("n", ["48", "56"]),
             ("k", ["64", "72"]),
             ("dtype", ["bfloat16", "float16"]),
             ("bias", ["bias"]),
             ("empty", ["0"]),
-        ],
+        ),
         ids=lambda v: v if isinstance(v, str) else "",
     )
     @pytest.mark.parametrize("op", OPS)

@@ -3,6 +3,7 @@
 Each case has ranks of its own: on a GPU a wait that ran out ends the context, and a dead rank is not revived.
 """
 
+import dataclasses
 import os
 import re
 import signal
@@ -71,16 +72,18 @@ def other_op(ctx, op, culprit):
 
 
 def unlike_arguments(ctx, op, what, culprit):
-    """With the agreement check off, or past it, unlike calls must end in an error, never in a wrong result."""
-    good_call(ctx, op)
+    """Unlike calls of shapes that each rank has used before must end in an error, never in a wrong result."""
     case = case_of(ctx, op)
-    rows, n, k, dtype = case.rows, case.n, case.k, BF16
-    if ctx.rank == culprit:
-        rows = rows + 8 if what == "rows" else rows
-        n = n + 8 if what == "n" and op == "gemm_rs" else n
-        k = k + 8 if what == "k" and op == "ag_gemm" else k
-        dtype = FP16 if what == "dtype" else dtype
-    operands = make(ctx, Case(op, rows, n, k, dtype=dtype, seed=1))
+    other = {
+        "rows": dataclasses.replace(case, rows=case.rows + 8),
+        "n": dataclasses.replace(case, n=case.n + 8),
+        "k": dataclasses.replace(case, k=case.k + 8),
+        "dtype": dataclasses.replace(case, dtype=FP16),
+    }[what]
+    for one in (case, other):
+        operands = make(ctx, one)
+        assert_same(call(operands), operands.expected().to(one.dtype), rank=ctx.rank)
+    operands = make(ctx, other if ctx.rank == culprit else case)
     for _ in range(3):
         call(operands)
         ctx.sync()
@@ -108,34 +111,51 @@ def expect_timeouts(outcomes, *, op, culprit, seconds, culprit_too=True):
             assert re.search(rf"\b{culprit}\b", outcome.message), f"doesn't name rank {culprit}: {text}"
 
 
+CPU_IS_ENOUGH = pytest.mark.cpu_is_enough  # each of these cases costs a start of ranks
+DEATHS = (
+    "killed in a call",
+    pytest.param("killed before the call", marks=CPU_IS_ENOUGH),
+    pytest.param("raises before the call", marks=CPU_IS_ENOUGH),
+)
+
+
 class FaultCases:
-    @pytest.mark.parametrize("op", OPS)
-    def test_a_late_peer_is_waited_for(self, spawn, op):
-        spawn(2, {"FLUX_TIMEOUT": "20"}).run(late, op, 2.0, 1)
+    def test_a_late_peer_is_waited_for(self, spawn):
+        ranks = spawn(2, {"FLUX_TIMEOUT": "20"})
+        for op in OPS:
+            ranks.run(late, op, 2.0, 1)
 
     @pytest.mark.parametrize("op", OPS)
     def test_a_peer_too_late_is_named(self, spawn, op):
         outcomes = spawn(2, {"FLUX_TIMEOUT": "2"}).outcomes(late, op, 7.0, 1)
         expect_timeouts(outcomes, op=op, culprit=1, seconds=2 + SLACK_S, culprit_too=False)
 
-    @pytest.mark.parametrize("how", ("killed before the call", "killed in a call", "raises before the call"))
+    @pytest.mark.parametrize("how", DEATHS)
     @pytest.mark.parametrize("op", OPS)
     def test_a_dead_peer_is_named(self, spawn, op, how):
         world = self.fault_world
         outcomes = spawn(world, {"FLUX_TIMEOUT": "2"}).outcomes(dead, op, world - 1, how)
         expect_timeouts(outcomes, op=op, culprit=world - 1, seconds=2 + SLACK_S, culprit_too=False)
 
-    @pytest.mark.parametrize("op", OPS)
+    @pytest.mark.parametrize("op", ("gemm_rs", pytest.param("ag_gemm", marks=CPU_IS_ENOUGH)))
     def test_a_peer_in_another_op(self, spawn, op):
         outcomes = spawn(2, {"FLUX_TIMEOUT": "2"}).outcomes(other_op, op, 1)
         expect_timeouts(outcomes, op=op, culprit=1, seconds=2 + SLACK_S)
 
-    @pytest.mark.parametrize("what", ("rows", "n", "k", "dtype"))
-    @pytest.mark.parametrize("op", OPS)
-    def test_unlike_arguments_without_the_check(self, spawn, op, what):
-        if (op, what) in (("ag_gemm", "n"), ("gemm_rs", "k")):
-            pytest.skip("each rank may have its own: no data of a peer depends on it")
-        outcomes = spawn(2, {"FLUX_TIMEOUT": "2", "FLUX_CHECK": "0"}).outcomes(unlike_arguments, op, what, 1)
+    @pytest.mark.parametrize("check", ("1", "0"), ids=("later call", "FLUX_CHECK=0"))
+    @pytest.mark.parametrize(
+        "op, what",
+        (
+            ("ag_gemm", "rows"),
+            ("gemm_rs", "rows"),
+            pytest.param("ag_gemm", "k", marks=CPU_IS_ENOUGH),
+            pytest.param("gemm_rs", "n", marks=CPU_IS_ENOUGH),
+            pytest.param("gemm_rs", "dtype", marks=CPU_IS_ENOUGH),
+        ),
+    )
+    def test_unlike_arguments(self, spawn, op, what, check):
+        """Both ranks know both shapes, or nobody checks: no comparison takes place before the call."""
+        outcomes = spawn(2, {"FLUX_TIMEOUT": "2", "FLUX_CHECK": check}).outcomes(unlike_arguments, op, what, 1)
         for outcome in outcomes:
             assert outcome.status == "error", outcome.describe()
             assert outcome.seconds < 2 + SLACK_S, outcome.describe()

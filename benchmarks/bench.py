@@ -1,0 +1,224 @@
+"""The benchmark: both ops against the product alone, the plain sequence and PyTorch's fused ops.
+
+    python benchmarks/bench.py                          mlp and gpt3 shapes, eager and CUDA graph, all GPUs
+    python benchmarks/bench.py --lists sweep --ops gemm_rs --world 2
+    python benchmarks/bench.py --explore CONFIG,CONFIG  forced configurations of `fused` beside the usual columns
+    torchrun --nproc-per-node 4 benchmarks/bench.py     ranks started by torchrun
+
+Each candidate is checked against the plain sequence on random data before it is timed. One that fails or is not
+available gets a dash and a footnote. The tables come last, the shortest at the very end; the full numbers are written
+to benchmarks/results/ (and to $OUT, if it is set).
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import torch
+
+import flux_ops
+from benchmarks import launch, report, timing
+from benchmarks.candidates import (
+    AUTO,
+    FUSED,
+    GEMM,
+    SEQUENTIAL,
+    TORCH,
+    Operands,
+    Shape,
+    difference,
+    make,
+)
+
+TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-5}
+STEP_LIMIT_S = 75  # for one shape and op: beyond it, a rank hangs
+CPU_SCALE = 16
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lists", default="mlp,gpt3", help="lists of shapes.json, comma-separated")
+    parser.add_argument("--shapes", default="", help="only these shapes, by name")
+    parser.add_argument("--ops", default="ag_gemm,gemm_rs")
+    parser.add_argument("--modes", default="eager,graph")
+    parser.add_argument("--rounds", type=int, default=15, help="samples per candidate")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument("--world", type=int, default=0, help="ranks; default: all GPUs (on the CPU: 2)")
+    parser.add_argument("--device", default="", choices=("", "cpu", "cuda"))
+    parser.add_argument("--explore", default="", help="configurations of `fused` to force, comma-separated")
+    parser.add_argument("--without", default="", help="candidates to leave out, comma-separated")
+    parser.add_argument("--limit", type=float, default=540, help="seconds after which everything is stopped")
+    parser.add_argument("--name", default="", help="name of the results file")
+    args = parser.parse_args()
+    args.device = args.device or ("cuda" if torch.cuda.device_count() > 1 else "cpu")
+    args.world = args.world or (torch.cuda.device_count() if args.device == "cuda" else 2)
+    if args.device == "cpu":
+        args.modes = "eager"
+    return args
+
+
+def shapes_of(args):
+    lists = json.loads((pathlib.Path(__file__).parent / "shapes.json").read_text())
+    wanted = set(filter(None, args.shapes.split(",")))
+    for name in args.lists.split(","):
+        if name not in lists:
+            raise SystemExit(f"shapes.json has no list '{name}'; it has {', '.join(k for k in lists if k != 'about')}")
+        for row in lists[name]:
+            if not wanted or row["name"] in wanted:
+                scale = CPU_SCALE if args.device == "cpu" else 1
+                yield name, Shape(row["name"], row["M"] // scale, row["H"] // scale, row["I"] // scale)
+
+
+class Run:
+    """One shape and op after another; every decision is taken by all ranks alike."""
+
+    def __init__(self, place, args):
+        self.place, self.args = place, args
+        self.dtype = getattr(torch, args.dtype)
+        self.clock = timing.Clock(place)
+        names = [GEMM, SEQUENTIAL, TORCH, FUSED, *(f"{FUSED}:{c}" for c in filter(None, args.explore.split(","))), AUTO]
+        self.names = [n for n in names if n not in args.without.split(",")]
+
+    def attempt(self, fn):
+        """(result, None) if fn() works on every rank, else (None, the first reason)."""
+        result, reason = None, None
+        try:
+            result = fn()
+            self.place.sync()
+        except Exception as error:  # noqa: BLE001 (a candidate that can't run is a result)
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160] if str(error) else ''}"
+        reason = next(filter(None, self.place.everyone(reason)), None)
+        return (None, reason) if reason else (result, None)
+
+    def checked(self, op, operands):
+        """The candidates that run and agree with the sequence: name -> call; notes on the others; what ran."""
+        calls, notes, ran = {}, {}, {}
+        want, reason = self.attempt(lambda: make(SEQUENTIAL, op, operands)(0))
+        if reason:
+            raise RuntimeError(f"the sequential reference of {op} fails: {reason}")
+        for name in self.names:
+            call, reason = self.attempt(lambda name=name: make(name, op, operands))
+            if reason is None:
+                got, reason = self.attempt(lambda call=call: call(0))
+            if reason is None and name.partition(":")[0] in (FUSED, AUTO):
+                dispatch = flux_ops.last_dispatch()
+                ran[name] = f"{dispatch.strategy} {dispatch.config}".strip()
+            if reason is None and not (name == GEMM and op == "gemm_rs"):  # there the product alone is one partial
+                error = max(self.place.everyone(difference(got, want)))
+                if not error <= TOLERANCE[self.dtype]:
+                    reason = f"wrong result: a row or column is off by {error:.1e} of its norm"
+            if reason is None and name == AUTO and ran.get(AUTO) == ran.get(FUSED):
+                notes[name] = "auto ran the same as fused"
+                continue
+            if reason:
+                notes[name] = reason
+            else:
+                calls[name] = call
+        return calls, notes, ran, want
+
+    def works(self, mode, calls, counts, notes, want, op):
+        """What a sample of each candidate executes, in eager mode or as a graph."""
+        works, keep = {}, []
+        for name, call in calls.items():
+            count = counts[name]
+            if mode == "eager":
+                works[name] = (timing.repeated(call, count), count)
+                continue
+            made, reason = self.attempt(lambda call=call, count=count: timing.captured(call, count))
+            if reason is None:
+                replay, result, graph = made
+                keep.append(graph)
+                result.zero_()
+                _, reason = self.attempt(replay)
+            if reason is None and not (name == GEMM and op == "gemm_rs"):
+                error = max(self.place.everyone(difference(result, want)))
+                reason = None if error <= TOLERANCE[self.dtype] else f"wrong result in a graph: off by {error:.1e}"
+            if reason:
+                notes[name] = reason
+            else:
+                works[name] = (replay, count)
+        return works, keep
+
+    def measure(self, list_name, shape, op):
+        operands = Operands(self.place, op, shape, self.dtype)
+        calls, notes, ran, want = self.checked(op, operands)
+        counts = {name: timing.calls_per_sample(self.place, self.clock, call) for name, call in calls.items()}
+        for mode in self.args.modes.split(","):
+            mode_notes = dict(notes)
+            works, keep = self.works(mode, calls, counts, mode_notes, want, op)
+            timings = timing.interleave(self.place, self.clock, works, self.args.rounds)
+            times = {name: {**dataclasses.asdict(t), "spread": t.spread} for name, t in timings.items()}
+            row = {"list": list_name, "name": shape.name, "op": op, "mode": mode}
+            row |= {"M": shape.m, "H": shape.h, "I": shape.i, "times": times, "ran": ran, "notes": mode_notes}
+            row["efficiency"] = {name: report.efficiency(times, name) for name in report.ours_of(times)}
+            self.place.say(_progress(row))
+            yield row
+            del works, keep
+
+
+def _progress(row):
+    times = ", ".join(f"{name} {t['median'] / 1e3:.3f}" for name, t in row["times"].items())
+    return f"{row['op']} {row['name']} {row['mode']}: {times} ms"
+
+
+def prepare(place, args, shapes):
+    """Make the workspace as large as any shape needs, so that none grows it under a captured graph."""
+    for op in args.ops.split(","):
+        sizes = [shape.operand_sizes(op, place.world)[1] for _, shape in shapes]
+        largest = {"max_m": max(s.m for _, s in shapes), "n": max(n for n, _ in sizes), "k": max(k for _, k in sizes)}
+        flux_ops.prepare(op=op, **largest, dtype=getattr(torch, args.dtype), device=place.device)
+
+
+def run(place, args):
+    shapes = list(shapes_of(args))
+    document = {
+        "environment": report.environment(place),
+        "dtype": args.dtype,
+        "modes": args.modes.split(","),
+        "rounds": args.rounds,
+        "rows": [],
+    }
+    stamp = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%d-%H%M%S")
+    name = args.name or f"{args.device}-tp{place.world}-{'-'.join(args.lists.split(','))}-{stamp}"
+    bench, paths = Run(place, args), []
+    launch.watch(STEP_LIMIT_S)
+    try:
+        prepare(place, args, shapes)
+    except Exception as error:  # noqa: BLE001 (then the first calls allocate)
+        place.say(f"prepare() failed: {error}")
+    for list_name, shape in shapes:
+        for op in args.ops.split(","):
+            launch.watch(STEP_LIMIT_S)
+            document["rows"].extend(bench.measure(list_name, shape, op))
+            if place.is_cuda:
+                torch.cuda.empty_cache()
+            if place.rank == 0:
+                paths = report.write(document, name, os.environ.get("OUT"))
+    document["environment"]["clocks_after"] = report.clocks() if place.is_cuda else None
+    if place.rank == 0:
+        paths = report.write(document, name, os.environ.get("OUT"))
+        for op in args.ops.split(","):
+            for mode in document["modes"]:
+                print("\n" + report.full_table(document, op, mode))
+        print("\nwritten:", *paths)
+        print("\n" + report.short_table(document), flush=True)
+
+
+def main():
+    args = parse_arguments()
+    if not launch.under_launcher():
+        if args.device == "cpu":
+            print(f"No second GPU: CPU processes, shapes divided by {CPU_SCALE}. These times say nothing about GPUs.")
+        sys.exit(launch.run_ranks(args.world, args.limit))
+    with launch.joined(args.device) as place:
+        run(place, args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""One process per rank: under torchrun, or started here by running the same command once per rank."""
+
+import contextlib
+import ctypes
+import dataclasses
+import datetime
+import faulthandler
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+
+@dataclasses.dataclass
+class Place:
+    """Where a rank runs. `control` is a gloo group: it carries Python objects, and works when the GPU doesn't."""
+
+    rank: int
+    world: int
+    device: torch.device
+    control: dist.ProcessGroup
+
+    @property
+    def is_cuda(self):
+        return self.device.type == "cuda"
+
+    def sync(self):
+        if self.is_cuda:
+            torch.cuda.synchronize()
+
+    def everyone(self, value):
+        """The values of all ranks, on all ranks."""
+        values = [None] * self.world
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def say(self, *lines):
+        if self.rank == 0:
+            print(*lines, flush=True)
+
+
+def under_launcher():
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def run_ranks(world, limit_s):
+    """Run this very command as `world` ranks. Returns the exit status; no rank is left behind."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if world > 1:
+        shared.setdefault("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, *sys.argv], env={**os.environ, **shared, "RANK": str(r), "LOCAL_RANK": str(r)}
+        )
+        for r in range(world)
+    ]
+    deadline = time.monotonic() + limit_s
+    try:
+        while any(p.poll() is None for p in ranks):
+            failed = [p for p in ranks if p.poll()]
+            if failed:
+                deadline = min(deadline, time.monotonic() + 5)  # the others may still have something to say
+            if time.monotonic() > deadline:
+                if not failed:
+                    print(f"No end after {limit_s:.0f} s: stopping the ranks.", file=sys.stderr)
+                break
+            time.sleep(0.02)
+        return next((p.returncode for p in ranks if p.poll()), 0 if all(p.poll() == 0 for p in ranks) else 1)
+    finally:
+        for p in ranks:
+            if p.poll() is None:
+                p.kill()
+            p.wait()
+
+
+@contextlib.contextmanager
+def joined(device_type):
+    """Join the process group as the environment says; leave it at the end."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: don't outlive the launcher
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = torch.device("cpu")
+    if device_type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
+        torch.cuda.set_device(device)
+    if os.environ.get("MASTER_ADDR") == "127.0.0.1":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "nccl" if device_type == "cuda" else "gloo",
+        timeout=datetime.timedelta(seconds=90),
+        device_id=device if device_type == "cuda" else None,
+    )
+    try:
+        yield Place(rank, world, device, dist.new_group(backend="gloo"))
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+
+
+def watch(seconds):
+    """From now on: if this rank is not done, or watched anew, in time, it prints its stacks and exits."""
+    faulthandler.dump_traceback_later(seconds, exit=True)

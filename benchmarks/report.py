@@ -1,0 +1,176 @@
+"""Results as a JSON document and as tables.
+
+    efficiency E = 1 - (T - T_gemm) / (T_sequential - T_gemm)
+
+E = 1: the communication is hidden entirely. E = 0: no better than the plain sequence.
+"""
+
+import datetime
+import importlib.metadata
+import json
+import pathlib
+import platform
+import statistics
+import subprocess
+
+import torch
+
+from benchmarks.candidates import AUTO, FUSED, GEMM, SEQUENTIAL, TORCH
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+DASH = "-"
+TITLES = {"ag_gemm": "all-gather + GEMM", "gemm_rs": "GEMM + reduce-scatter"}
+
+
+def _output_of(*command):
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, cwd=ROOT, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _version_of(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def clocks():
+    """SM clock, its maximum, power and temperature of GPU 0, as nvidia-smi says: a note, not a measurement."""
+    fields = "clocks.sm,clocks.max.sm,power.draw,temperature.gpu"
+    text = _output_of("nvidia-smi", "-i", "0", f"--query-gpu={fields}", "--format=csv,noheader")
+    return text and dict(zip(fields.split(","), (part.strip() for part in text.split(",")), strict=False))
+
+
+def environment(place):
+    """What the numbers were measured on."""
+    import os
+
+    on_gpu = place.is_cuda
+    watched = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NCCL_ALGO", "NCCL_PROTO", "CUDA_MODULE_LOADING")
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "card": torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine(),
+        "tp": place.world,
+        "driver": _output_of("nvidia-smi", "-i", "0", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None,
+        "cublas": _version_of("nvidia-cublas")
+        or _version_of("nvidia-cublas-cu13")
+        or _version_of("nvidia-cublas-cu12"),
+        "flux_ops": _version_of("flux_ops"),
+        "commit": _output_of("git", "rev-parse", "--short=12", "HEAD"),
+        "uncommitted": bool(_output_of("git", "status", "--porcelain", "csrc", "flux_ops", "benchmarks/*.py")),
+        "python": platform.python_version(),
+        "variables": {name: os.environ[name] for name in watched if name in os.environ},
+        "clocks_before": clocks() if on_gpu else None,
+    }
+
+
+def efficiency(times, name):
+    """E of a candidate, or None where it can't be told: no exposed communication to hide."""
+    gemm, sequential, ours = (times.get(n) for n in (GEMM, SEQUENTIAL, name))
+    if not (gemm and sequential and ours) or sequential["median"] <= gemm["median"]:
+        return None
+    return 1 - (ours["median"] - gemm["median"]) / (sequential["median"] - gemm["median"])
+
+
+def write(document, name, extra_folder=None):
+    """Write results/<name>.json, and a copy under `extra_folder`; returns the paths."""
+    paths = []
+    for folder in filter(None, (RESULTS, extra_folder and pathlib.Path(extra_folder))):
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{name}.json"
+        scratch = path.with_suffix(".tmp")
+        scratch.write_text(json.dumps(document, indent=1) + "\n")
+        scratch.replace(path)
+        paths.append(path)
+    return paths
+
+
+def select(document, op, mode):
+    return [row for row in document["rows"] if row["op"] == op and row["mode"] == mode]
+
+
+def candidates_of(rows):
+    """All candidates of these rows: the standing ones first, forced configurations after them."""
+    standing = [GEMM, SEQUENTIAL, TORCH, FUSED, AUTO]
+    seen = {name for row in rows for name in (*row["times"], *row["notes"])}
+    return [n for n in standing if n in seen] + sorted(seen.difference(standing))
+
+
+def ours_of(names):
+    return [n for n in names if n not in (GEMM, SEQUENTIAL, TORCH)]
+
+
+def mean(values):
+    values = [v for v in values if v is not None]
+    return statistics.fmean(values) if values else None
+
+
+def number(value, digits=2):
+    return DASH if value is None else f"{value:.{digits}f}"
+
+
+def full_table(document, op, mode):
+    """Every candidate of every shape: median in ms, spread, E; footnotes for what is missing."""
+    rows = select(document, op, mode)
+    if not rows:
+        return ""
+    names = candidates_of(rows)
+    notes, body = [], []
+    for row in rows:
+        cells = []
+        for name in names:
+            timing = row["times"].get(name)
+            if timing:
+                cells.append(f"{timing['median'] / 1e3:.3f} ±{100 * timing['spread']:.1f}%")
+                continue
+            note = row["notes"].get(name)
+            if note and note not in notes:
+                notes.append(note)
+            cells.append(f"{DASH} [{notes.index(note) + 1}]" if note else DASH)
+        cells += [number(efficiency(row["times"], name)) for name in ours_of(names)]
+        body.append([row["name"], str(row["M"]), str(row["H"]), str(row["I"]), *cells])
+    means = [number(mean(efficiency(row["times"], name) for row in rows)) for name in ours_of(names)]
+    body.append(["mean", "", "", "", *[""] * len(names), *means])
+    heads = ["shape", "M", "H", "I", *names, *(f"E {name}" for name in ours_of(names))]
+    meta = document["environment"]
+    title = f"{op} ({TITLES[op]}), {mode}, TP = {meta['tp']}, {meta['card']}: ms, median ± half the interquartile range"
+    footnotes = [f"  [{i + 1}] {note}" for i, note in enumerate(notes)]
+    return "\n".join([title, *aligned(heads, body), *footnotes])
+
+
+def short_table(document):
+    """One line per op and mode: the means, and what is slower than the sequence."""
+    heads = ["op", "mode", "shapes", "candidate", "mean E", "worst E", "speed-up", "slower than sequential"]
+    body = []
+    for op in TITLES:
+        for mode in document["modes"]:
+            rows = select(document, op, mode)
+            for name in [TORCH, *ours_of(candidates_of(rows))]:
+                timed = [r for r in rows if name in r["times"] and SEQUENTIAL in r["times"]]
+                values = [e for r in timed if (e := efficiency(r["times"], name)) is not None]
+                ratios = {r["name"]: r["times"][SEQUENTIAL]["median"] / r["times"][name]["median"] for r in timed}
+                if not ratios:
+                    continue
+                slower = ", ".join(n for n, ratio in ratios.items() if ratio < 1) or "none"
+                speed = f"{statistics.geometric_mean(ratios.values()):.2f}x"
+                worst = number(min(values, default=None))
+                body.append([op, mode, str(len(ratios)), name, number(mean(values)), worst, speed, slower])
+    return "\n".join(aligned(heads, body))
+
+
+def aligned(heads, body):
+    widths = [max(len(row[c]) for row in [heads, *body]) for c in range(len(heads))]
+
+    def line(row):
+        cells = [
+            cell.ljust(w) if c == 0 else cell.rjust(w) for c, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        return "  ".join(cells).rstrip()
+
+    return [line(heads), "  ".join("-" * w for w in widths), *map(line, body)]

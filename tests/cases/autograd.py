@@ -1,0 +1,161 @@
+"""Backward against the un-sharded layer, in exact data."""
+
+import pytest
+import torch
+
+import flux_ops
+from tests.cases.base import BF16, FP32, OPS, Case, call, make
+from tests.harness.compare import Findings, first_difference
+from tests.harness.data import exact_x, generator
+
+
+def grad_of(ctx, case, rank):
+    """dL/dY on `rank`: exact, and known to every rank."""
+    rows = case.rows * ctx.world if case.op == "ag_gemm" else case.rows
+    return exact_x((rows, case.n), case.dtype, generator(ctx.device, case.seed, "grad", rank))
+
+
+def expected_grads(ctx, operands, grads):
+    """(dX, dW, db) on this rank, from all operands."""
+    case, rank, rows = operands.case, ctx.rank, operands.case.rows
+    wide = [g.float() for g in grads]
+    if case.op == "ag_gemm":
+        whole = sum(g @ operands._weight(r).float() for r, g in enumerate(wide))
+        grad_x = whole[rank * rows : (rank + 1) * rows]
+        grad_w = wide[rank].t() @ operands.gathered().float()
+    else:
+        gathered = torch.cat(wide)
+        grad_x = gathered @ operands._weight(rank).float()
+        grad_w = gathered.t() @ operands.x.detach().float()
+    return [g.to(case.dtype) for g in (grad_x, grad_w, wide[rank].sum(0))]
+
+
+def backward(ctx, op, strategy):
+    """Every combination of what needs a gradient; nothing else gets one."""
+    findings = Findings()
+    dtype = BF16 if ctx.is_cuda else FP32
+    for layout in ("nk", "kn"):
+        for wanted in ((1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1), (0, 1, 1)):
+            case = Case(op, 32, 64, 64, dtype=dtype, bias=True, layout=layout, seed=sum(wanted))
+            operands = make(ctx, case)
+            inputs = [operands.x, operands.weight, operands.bias]
+            for tensor, needs in zip(inputs, wanted, strict=True):
+                tensor.requires_grad_(bool(needs))
+            grads = [grad_of(ctx, case, rank) for rank in range(ctx.world)]
+            call(operands, strategy=strategy).backward(grads[ctx.rank])
+            with torch.no_grad():
+                expected = expected_grads(ctx, operands, grads)
+            for name, tensor, needs, want in zip(("x", "weight", "bias"), inputs, wanted, expected, strict=True):
+                what = f"{case} needs {wanted}: grad of {name}"
+                if needs:
+                    findings.add(what, first_difference(tensor.grad, want, rank=ctx.rank))
+                else:
+                    findings.add(what, None if tensor.grad is None else "was not asked for")
+    return findings.finish()
+
+
+def repeated_grad(ctx, op):
+    """sum().backward() hands back one element with stride 0."""
+    findings = Findings()
+    case = Case(op, 32, 64, 64, dtype=BF16 if ctx.is_cuda else FP32, seed=3)
+    operands = make(ctx, case)
+    operands.x.requires_grad_()
+    operands.weight.requires_grad_()
+    y = call(operands)
+    y.sum().backward()
+    with torch.no_grad():
+        want = expected_grads(ctx, operands, [torch.ones_like(y)] * ctx.world)
+    findings.add("x", first_difference(operands.x.grad, want[0], rank=ctx.rank))
+    findings.add("weight", first_difference(operands.weight.grad, want[1], rank=ctx.rank))
+    return findings.finish()
+
+
+def through_gathered(ctx):
+    """A gradient that comes back through the gathered operand is added."""
+    case = Case("ag_gemm", 32, 64, 64, dtype=BF16 if ctx.is_cuda else FP32, seed=4)
+    operands = make(ctx, case)
+    operands.x.requires_grad_()
+    operands.weight.requires_grad_()
+    y, gathered = call(operands, return_gathered=True)
+    grads = [grad_of(ctx, case, rank) for rank in range(ctx.world)]
+    torch.autograd.backward([y, gathered], [grads[ctx.rank], torch.ones_like(gathered)])
+    with torch.no_grad():
+        want_x, want_w, _ = expected_grads(ctx, operands, grads)
+        want_x = (want_x.float() + ctx.world).to(case.dtype)
+    findings = Findings()
+    findings.add("x", first_difference(operands.x.grad, want_x, rank=ctx.rank))
+    findings.add("weight", first_difference(operands.weight.grad, want_w, rank=ctx.rank))
+    return findings.finish()
+
+
+def empty_backward(ctx, op):
+    """No tokens: the weight's gradient is there, whole, and zero. Nothing to contract: x's is there and empty."""
+    findings = Findings()
+    for rows, n, k in ((0, 64, 64), (16, 64, 0)):
+        case = Case(op, rows, n, k, dtype=BF16 if ctx.is_cuda else FP32, bias=True)
+        operands = make(ctx, case)
+        inputs = [operands.x, operands.weight, operands.bias]
+        for tensor in inputs:
+            tensor.requires_grad_()
+        y = call(operands, strategy="auto")
+        y.backward(torch.ones_like(y))
+        for name, tensor in zip(("x", "weight", "bias"), inputs, strict=True):
+            want = torch.zeros_like(tensor) if name != "bias" else torch.full_like(tensor, y.shape[0])
+            findings.add(f"{case} {name}", first_difference(tensor.grad, want, rank=ctx.rank))
+    return findings.finish()
+
+
+def mlp_step(ctx):
+    """Column- then row-parallel layer, a training step: gradients as of the whole layers, added up where replicated."""
+    rows, hidden, inner = 16, 32, 24
+    device, dtype = ctx.device, (BF16 if ctx.is_cuda else torch.float64)
+    gen = generator("cpu", 5, "weight")
+    whole_up = torch.randn(inner * ctx.world, hidden, generator=gen, dtype=torch.float64)
+    whole_down = torch.randn(hidden, inner * ctx.world, generator=gen, dtype=torch.float64)
+    tokens = torch.randn(rows * ctx.world, hidden, generator=gen, dtype=torch.float64)
+    bias = torch.randn(hidden, generator=gen, dtype=torch.float64)
+
+    def leaf(tensor):
+        return tensor.detach().clone().to(device, dtype).requires_grad_()
+
+    x, up = leaf(tokens.chunk(ctx.world)[ctx.rank]), leaf(whole_up.chunk(ctx.world)[ctx.rank])
+    down, b = leaf(whole_down.chunk(ctx.world, dim=1)[ctx.rank]), leaf(bias)
+    hidden_state = torch.nn.functional.gelu(flux_ops.ag_gemm(x, up, strategy="fused"))
+    y = flux_ops.gemm_rs(hidden_state, down, b, strategy="fused")
+    (y.double() ** 2).sum().backward()
+    torch.distributed.all_reduce(b.grad)  # replicated parameter under sequence parallelism
+
+    whole = [t.clone().requires_grad_() for t in (tokens, whole_up, whole_down, bias)]
+    out = torch.nn.functional.gelu(whole[0] @ whole[1].t()) @ whole[2].t() + whole[3]
+    (out**2).sum().backward()
+    wanted = (
+        whole[0].grad.chunk(ctx.world)[ctx.rank],
+        whole[1].grad.chunk(ctx.world)[ctx.rank],
+        whole[2].grad.chunk(ctx.world, dim=1)[ctx.rank],
+        whole[3].grad,
+    )
+    limit = 3e-2 if ctx.is_cuda else 1e-12
+    for name, got, want in zip(("x", "up", "down", "bias"), (x, up, down, b), wanted, strict=True):
+        error = ((got.grad.cpu().double() - want).norm() / want.norm()).item()
+        assert error < limit, f"rank {ctx.rank}: gradient of {name} is off by {error:.2e} of its norm"
+
+
+class AutogradCases:
+    @pytest.mark.parametrize("strategy", ("fused", "sequential"))
+    @pytest.mark.parametrize("op", OPS)
+    def test_backward(self, ranks, op, strategy, record_property):
+        record_property("cells", ranks.run(backward, op, strategy)[0])
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_gradient_with_stride_zero(self, ranks, op):
+        ranks.run(repeated_grad, op)
+
+    def test_gradient_through_the_gathered_operand(self, ranks):
+        ranks.run(through_gathered)
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_backward_of_empty_extents(self, ranks, op):
+        ranks.run(empty_backward, op)
+
+    def test_a_training_step_of_an_mlp(self, ranks):
+        ranks.run(mlp_step)

@@ -1,0 +1,92 @@
+"""The operators as PyTorch sees them: opcheck, fullgraph compilation, and what last_dispatch() tells."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import flux_ops
+from tests.cases.base import BF16, FP32, OPS, Case, call, check, make
+from tests.harness.compare import Findings, first_difference
+
+
+def opcheck(ctx, op, strategy, bias):
+    """torch.library's own checks: schema, fake kernel, autograd registration, AOT dispatch with dynamic shapes."""
+    case = Case(op, 16, 64, 64, dtype=BF16 if ctx.is_cuda else FP32, bias=bias)
+    operands = make(ctx, case)
+    tensors = [operands.x.requires_grad_(), operands.weight.requires_grad_(), operands.bias]
+    name = dist.group.WORLD.group_name
+    rest = (name, False, strategy) if op == "ag_gemm" else (name, strategy)
+    torch.library.opcheck(getattr(torch.ops.flux, op).default, (*tensors, *rest))
+
+
+def compiled(ctx, op):
+    """fullgraph=True with dynamic M: no graph break, the same bits as eager, forward and backward."""
+    torch._dynamo.reset()
+    findings = Findings()
+
+    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
+    def layer(x, weight, bias):
+        return torch.relu(getattr(flux_ops, op)(x, weight, bias, strategy="fused"))
+
+    for rows in (8, 16, 17, 100):
+        case = Case(op, rows, 64, 64, dtype=BF16 if ctx.is_cuda else FP32, bias=True, seed=rows)
+        operands = make(ctx, case)
+        eager = [t.detach().clone().requires_grad_() for t in (operands.x, operands.weight, operands.bias)]
+        traced = [t.detach().clone().requires_grad_() for t in eager]
+        want = torch.relu(getattr(flux_ops, op)(*eager, strategy="fused"))
+        got = layer(*traced)
+        findings.add(f"{case}", first_difference(got.detach(), want.detach(), rank=ctx.rank))
+        want.sum().backward()
+        got.sum().backward()
+        for name, a, b in zip(("x", "weight", "bias"), traced, eager, strict=True):
+            findings.add(f"{case}: grad of {name}", first_difference(a.grad, b.grad, rank=ctx.rank))
+    return findings.finish()
+
+
+def dispatch_record(ctx, op):
+    for strategy, ran in (("fused", "fused"), ("sequential", "sequential"), ("auto", "fused")):
+        call(make(ctx, Case(op, 40, 72, 64)), strategy=strategy)
+        record = flux_ops.last_dispatch()
+        assert (record.op, record.strategy) == (op, ran), record
+        assert (record.m, record.n, record.k, record.world) == (40 * ctx.world, 72, 64, ctx.world), record
+        assert record.reason, record
+        assert bool(record.config) == (ran == "fused"), record
+
+
+def poisoned_workspace(ctx, op):
+    """NaN in every byte that peers write: a tile read before it has come, or never sent, would show."""
+    findings = Findings()
+    flux_ops.prepare(max_m=512 * ctx.world, n=264, k=264, dtype=BF16, device=ctx.device)
+    workspace = flux_ops.ops._hooks.workspace(dist.group.WORLD.group_name, ctx.device.type)
+    for rows, n, k in ((40, 72, 64), (129, 264, 136), (8, 24, 264), (512, 136, 264)):
+        for parity in range(2):
+            case = Case(op, rows, n, k, seed=rows + parity)
+            ctx.sync()
+            dist.barrier()
+            workspace.poison()
+            ctx.sync()
+            dist.barrier()
+            findings.add(case, check(ctx, case))
+    return findings.finish()
+
+
+class DispatchCases:
+    @pytest.mark.worlds(2)
+    @pytest.mark.parametrize("bias", (False, True), ids=("no bias", "bias"))
+    @pytest.mark.parametrize("strategy", ("fused", "sequential"))
+    @pytest.mark.parametrize("op", OPS)
+    def test_opcheck(self, ranks, op, strategy, bias):
+        ranks.run(opcheck, op, strategy, bias)
+
+    @pytest.mark.worlds(2)
+    @pytest.mark.parametrize("op", OPS)
+    def test_fullgraph_compilation_with_dynamic_m(self, ranks, op, record_property):
+        record_property("cells", ranks.run(compiled, op)[0])
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_last_dispatch(self, ranks, op):
+        ranks.run(dispatch_record, op)
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_poisoned_workspace(self, ranks, op, record_property):
+        record_property("cells", ranks.run(poisoned_workspace, op)[0])

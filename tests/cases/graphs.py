@@ -1,0 +1,195 @@
+"""CUDA graphs: capture and replay of both ops, mixed with eager calls, with slow ranks, in several sizes."""
+
+import gc
+import random
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import flux_ops
+from tests.cases.base import BF16, OPS, Case, call, check, make
+from tests.harness.compare import Findings, first_difference
+
+MAX_M, MAX_N, MAX_K = 4096, 2048, 2048
+
+
+def prepared_group(ctx):
+    """A group of the test's own, so that its graphs pin no memory of the others."""
+    group = dist.new_group(list(range(ctx.world)))
+    for op in OPS:
+        flux_ops.prepare(op=op, max_m=MAX_M, n=MAX_N, k=MAX_K, dtype=BF16, group=group, device=ctx.device)
+    return group
+
+
+def release(ctx, group, *graphs):
+    del graphs
+    gc.collect()
+    ctx.sync()
+    dist.barrier()
+    flux_ops.destroy(group)
+
+
+def capture(fn, pool=None):
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        result = fn()
+    return graph, result
+
+
+def replays(ctx, op, slow_s):
+    """One graph, new data in its static inputs before each replay; eager calls of other shapes in between."""
+    findings = Findings()
+    group = prepared_group(ctx)
+    for rows, n, k in ((8, 256, 512), (MAX_M // ctx.world // 8 * 8, 1024, MAX_K), (200, 520, 1032)):
+        case = Case(op, rows, n, k, bias=True)
+        static = make(ctx, case, group)
+        call(static, group=group)
+        graph, y = capture(lambda static=static: call(static, group=group))
+        outputs = []
+        for turn in range(12):
+            fresh = make(ctx, Case(op, rows, n, k, bias=True, seed=turn), group)
+            static.x.copy_(fresh.x)
+            static.weight.copy_(fresh.weight)
+            static.bias.copy_(fresh.bias)
+            if slow_s and turn % ctx.world == ctx.rank:
+                ctx.stall(slow_s)
+            y.fill_(float("nan"))
+            graph.replay()
+            outputs.append((turn, fresh, y.clone()))
+            if turn % 3 == 2:
+                eager = Case(op, 64 + turn, 264, 520, seed=turn)
+                findings.add(f"eager between, {eager}", check(ctx, eager, group=group))
+        for turn, fresh, got in outputs:
+            want = fresh.expected().to(BF16)
+            findings.add(f"replay {turn} of {case}", first_difference(got, want, rank=ctx.rank, rows_per_chunk=rows))
+    release(ctx, group, graph)
+    return findings.finish()
+
+
+def back_to_back(ctx, replays_, slow_s):
+    """A graph of a small stack of layers, replayed without a pause while one rank in turn is late."""
+    findings = Findings()
+    group = prepared_group(ctx)
+    rows, hidden, inner = 256, 1024, 512
+    x = torch.zeros(rows, hidden, dtype=BF16, device=ctx.device)
+    up = make(ctx, Case("ag_gemm", rows, inner, hidden, seed=1), group).weight
+    down = make(ctx, Case("gemm_rs", rows, hidden, inner, seed=2), group).weight
+
+    def layers(strategy):
+        h = x
+        for _ in range(3):
+            h = F.relu(flux_ops.ag_gemm(h, up, group=group, strategy=strategy)).clamp(max=1)
+            h = flux_ops.gemm_rs(h, down, group=group, strategy=strategy).clamp(-1, 1)
+        return h
+
+    layers("fused")
+    graph, y = capture(lambda: layers("fused"))
+    outputs = []
+    for turn in range(replays_):
+        x.copy_(make(ctx, Case("ag_gemm", rows, inner, hidden, seed=turn), group).x)
+        if turn % (2 * ctx.world) == 2 * ctx.rank:
+            ctx.stall(slow_s)
+        graph.replay()
+        if turn % (2 * ctx.world) == 2 * ctx.rank + 1:
+            ctx.stall(slow_s)
+        outputs.append(y.clone())
+    for turn, got in enumerate(outputs):
+        x.copy_(make(ctx, Case("ag_gemm", rows, inner, hidden, seed=turn), group).x)
+        findings.add(f"replay {turn}", first_difference(got, layers("sequential"), rank=ctx.rank))
+    release(ctx, group, graph)
+    return findings.finish()
+
+
+def many_sizes(ctx, turns, slow_s):
+    """Graphs of descending sizes in one pool, noise in the allocator, replays in random order with new inputs."""
+    findings = Findings()
+    group = prepared_group(ctx)
+    pool, graphs = torch.cuda.graph_pool_handle(), []
+    for rows in (512, 256, 128, 64, 8, 1):
+        for op in OPS:
+            static = make(ctx, Case(op, rows, 520, 1032), group)
+            call(static, group=group)
+            graphs.append((static, *capture(lambda static=static: call(static, group=group), pool)))
+    gc.collect()
+    torch.cuda.empty_cache()
+    noise = torch.full((1 << 28,), float("nan"), device=ctx.device)
+    rng, outputs = random.Random(3), []
+    for turn in range(turns):
+        static, graph, y = rng.choice(graphs)
+        fresh = make(ctx, Case(static.case.op, static.case.rows, 520, 1032, seed=turn), group)
+        static.x.copy_(fresh.x)
+        static.weight.copy_(fresh.weight)
+        if turn % ctx.world == ctx.rank and turn % 5 == 0:
+            ctx.stall(slow_s)
+        graph.replay()
+        outputs.append((fresh, y.clone()))
+    for turn, (fresh, got) in enumerate(outputs):
+        want = fresh.expected().to(BF16)
+        problem = first_difference(got, want, rank=ctx.rank, rows_per_chunk=fresh.case.rows)
+        findings.add(f"replay {turn} of {fresh.case}", problem)
+    del noise
+    release(ctx, group, graphs)
+    return findings.finish()
+
+
+def capture_unprepared(ctx, op):
+    """Capture before anything was prepared, or of more than was: an error that says what to do; then it works."""
+    group = dist.new_group(list(range(ctx.world)))
+    small, large = Case(op, 64, 256, 512, seed=1), Case(op, 1024, 1024, 2048, seed=2)
+    messages = []
+
+    def refused_capture(case):
+        operands = make(ctx, case, group)
+        with pytest.raises(Exception) as caught:  # noqa: PT011 (words are checked below)
+            capture(lambda: call(operands, group=group))
+        chain, error = [], caught.value
+        while error is not None:
+            chain.append(str(error))
+            error = error.__context__
+        messages.append("\n".join(chain))
+
+    def captured_and_right(case):
+        operands = make(ctx, case, group)
+        call(operands, group=group)
+        graph, y = capture(lambda: call(operands, group=group))
+        graph.replay()
+        problem = first_difference(y, operands.expected().to(BF16), rank=ctx.rank)
+        assert problem is None, problem
+        return graph
+
+    refused_capture(small)
+    assert check(ctx, small, group=group) is None
+    refused_capture(large)
+    kept = captured_and_right(small)
+    flux_ops.prepare(op=op, max_m=large.rows * ctx.world, n=large.n, k=large.k, dtype=BF16, group=group)
+    other = captured_and_right(large)
+    release(ctx, group, kept, other)
+    return messages
+
+
+class GraphCases:
+    slow_s = 0.004
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_replay_with_new_data_and_eager_calls_between(self, ranks, op, record_property):
+        record_property("cells", ranks.run(replays, op, 0.0)[0])
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_replay_with_a_slow_rank(self, ranks, op, record_property):
+        record_property("cells", ranks.run(replays, op, self.slow_s)[0])
+
+    def test_layers_back_to_back_with_a_slow_rank(self, ranks, record_property):
+        record_property("cells", ranks.run(back_to_back, 60, self.slow_s)[0])
+
+    def test_many_sizes_in_one_pool(self, ranks, record_property):
+        record_property("cells", ranks.run(many_sizes, 150, self.slow_s)[0])
+
+    @pytest.mark.worlds(2)
+    @pytest.mark.parametrize("op", OPS)
+    def test_capture_of_what_was_not_prepared(self, ranks, op):
+        for messages in ranks.run(capture_unprepared, op):
+            for message in messages:
+                assert "prepare" in message, message

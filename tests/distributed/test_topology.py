@@ -1,0 +1,5 @@
+from tests.cases.topology import TopologyCases
+
+
+class TestTopology(TopologyCases):
+    pass
