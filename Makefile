@@ -20,7 +20,7 @@ else
   PY := $(VENV)/bin/python
   ENVIRONMENT := $(VENV)/.torch-installed
   TOOLS := $(VENV)/.tools-installed
-  CUTLASS := $(VENV)/.cutlass-installed
+  CUTLASS := $(if $(filter 0,$(FLUX_BUILD_CUDA)),,$(VENV)/.cutlass-installed)
   export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 endif
 

@@ -7,8 +7,11 @@ import shlex
 import sys
 from pathlib import Path
 
-from setuptools import Extension, errors, setup
-from setuptools.command.build_ext import build_ext
+try:
+    from setuptools import Extension, errors, setup
+    from setuptools.command.build_ext import build_ext
+except ImportError:
+    sys.exit(f"flux_ops: error: building needs setuptools in {sys.executable}: pip install setuptools wheel")
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
