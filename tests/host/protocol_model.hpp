@@ -12,11 +12,11 @@
 //     `push` has finished it. Everything that reads a region or an operand is part of its call.
 //  3. `push` writes the data of a piece, then the signal of the piece: arrived[op][source][piece] = e.
 //  4. A signal word has one writer and only grows. A reader waits for word >= e; then it reads the region.
-//  5. Every call waits, on every rank, for at least one piece of each peer. What has no pieces takes no number: a call
-//     that waits for nobody would let its rank run ahead and breaks the proof below.
-//  6. ag_gemm: `push` sends x, piece by piece, next rank first. `gemm` takes its own shard from x, and the others in
-//  the
-//     order in which they arrive.
+//  5. Every call waits, on every rank, for every piece of each peer, and there is at least one. What has no pieces
+//  takes
+//     no number: a call that waits for nobody would let its rank run ahead, and breaks the proof below.
+//  6. ag_gemm: `push` sends x, piece by piece, next rank first. `gemm` takes its own shard from x, and the others from
+//     the region, in the order in which they arrive.
 //  7. gemm_rs: `gemm` writes each tile of a peer's chunk to the send buffer, then counts it in tiles_done[peer][piece].
 //     `push` waits until the count is the number of tiles of the piece, copies the piece, raises its signal and sets
 //     the count back to 0. The own chunk comes last: each tile reads the partials of every peer.
@@ -44,6 +44,7 @@
 //   In call e > 1, rule 10 says directly that q has finished its call e-1, the last one that used region b. In call 1
 //   there is nothing to wait for: r has finished eager call E, so by the chain above q has finished call E-1, and
 //   region b = (E - 1) & 1 is the one which q is no longer reading. Region E & 1 would be wrong.
+//   An eager call after a replayed one would be wrong too: no chain ties it to the region that replays use.
 //
 // WHY NOBODY WAITS FOREVER
 //
@@ -80,21 +81,21 @@ struct Call {
 // A departure from the rules. All but the last two break them.
 enum class Change {
   kNone,
-  kOneRegion,        // rule 1: all eager calls use region 0
-  kPushTooEarly,     // rule 2: `push` does not wait for the call before (harmless in gemm_rs: the counts hold it back)
-  kNoJoin,           // rule 2: `gemm` does not wait for `push`
-  kSignalFirst,      // rule 3: the signal, then the data
-  kEmptyCallCounts,  // rule 5: an empty call takes a number
-  kCountFirst,       // rule 7: a tile is counted, then written
-  kTooFewTiles,      // rule 7: `push` waits for one tile less than the piece has
-  kNoReset,          // rule 7: counts are not set back
-  kWrongReplayRegion,    // rule 9: b = E & 1
-  kNoCompletedWait,      // rule 10: left out
-  kCompletedBeforeJoin,  // rule 11: `completed` is written before the last tile has read its data
-  kReadAfterCompleted,   // rules 2 and 11: the gathered operand is copied out of the region after the end of the call
-  kWaitKernelNeedsSm,    // rules 7 and 10 by a kernel on the side stream that cannot start while the GEMM fills the GPU
-  kWaitBeforeGemm,  // the same, but the wait of rule 10 is a kernel on the main stream, before fork and GEMM: sound
-  kWaitPerPeer,     // rule 10: before it writes to peer q, `push` waits for completed[q] only: sound
+  kOneRegion,            // 1: all eager calls use region 0
+  kPushTooEarly,         // 2: `push` does not wait for the call before (no harm in gemm_rs: the counts hold it back)
+  kNoJoin,               // 2: `gemm` does not wait for `push`
+  kSignalFirst,          // 3: the signal, then the data
+  kEmptyCallCounts,      // 5: an empty call takes a number
+  kCountFirst,           // 7: a tile is counted, then written
+  kTooFewTiles,          // 7: `push` waits for one tile less than the piece has
+  kNoReset,              // 7: counts are not set back
+  kWrongReplayRegion,    // 9: b = E & 1
+  kNoCompletedWait,      // 10: left out
+  kCompletedBeforeJoin,  // 11: `completed` is written before the last tile has read its data
+  kReadAfterCompleted,   // 2, 11: the gathered operand is copied out of the region after `completed` is written
+  kWaitKernelNeedsSm,    // 7, 10: the waits of `push` are kernels, which cannot start while the GEMM fills the GPU
+  kWaitBeforeGemm,       // 10 by a kernel on the main stream, before fork and GEMM: sound
+  kWaitPerPeer,          // 10: before it writes to peer q, `push` waits for completed[q] only: sound, thanks to 5
 };
 
 struct Scenario {
