@@ -7,7 +7,7 @@
 
 Each candidate is checked against the plain sequence on random data before it is timed. One that fails or is not
 available gets a dash and a footnote. The tables come last, the shortest at the very end; the full numbers are written
-to benchmarks/results/ (and to $OUT, if it is set).
+to benchmarks/results/ (and to $OUT, if it is set). Where there is no git, FLUX_COMMIT may say what is measured.
 """
 
 import argparse
@@ -168,11 +168,18 @@ def _progress(row):
 
 
 def prepare(place, args, shapes):
-    """Make the workspace as large as any shape needs, so that none grows it under a captured graph."""
+    """Make the workspace as large as any shape needs, so that none grows it under a captured graph.
+
+    Forced configurations may pad to larger tiles than the one that is planned for: hence the rounding.
+    """
+    tiles = 512 if args.explore else 1
     for op in args.ops.split(","):
-        sizes = [shape.operand_sizes(op, place.world)[1] for _, shape in shapes]
-        largest = {"max_m": max(s.m for _, s in shapes), "n": max(n for n, _ in sizes), "k": max(k for _, k in sizes)}
-        flux_ops.prepare(op=op, **largest, dtype=getattr(torch, args.dtype), device=place.device)
+        weights = [shape.operand_sizes(op, place.world)[1] for _, shape in shapes]
+        rows = max(-(-shape.m // place.world) for _, shape in shapes)
+        max_m = -(-rows // tiles) * tiles * place.world
+        n = -(-max(n for n, _ in weights) // tiles) * tiles
+        k = max(k for _, k in weights)
+        flux_ops.prepare(op=op, max_m=max_m, n=n, k=k, dtype=getattr(torch, args.dtype), device=place.device)
 
 
 def run(place, args):
@@ -186,6 +193,8 @@ def run(place, args):
     }
     stamp = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%d-%H%M%S")
     name = args.name or f"{args.device}-tp{place.world}-{'-'.join(args.lists.split(','))}-{stamp}"
+    keep = place.is_cuda or args.name  # CPU times count only if someone names them
+    folders = [folder for folder in (keep and report.RESULTS, os.environ.get("OUT")) if folder]
     bench, paths = Run(place, args), []
     launch.watch(STEP_LIMIT_S)
     try:
@@ -199,14 +208,15 @@ def run(place, args):
             if place.is_cuda:
                 torch.cuda.empty_cache()
             if place.rank == 0:
-                paths = report.write(document, name, os.environ.get("OUT"))
+                paths = report.write(document, name, folders)
     document["environment"]["clocks_after"] = report.clocks() if place.is_cuda else None
     if place.rank == 0:
-        paths = report.write(document, name, os.environ.get("OUT"))
+        paths = report.write(document, name, folders)
         for op in args.ops.split(","):
             for mode in document["modes"]:
                 print("\n" + report.full_table(document, op, mode))
-        print("\nwritten:", *paths)
+        if paths:
+            print("\nwritten:", *paths)
         print("\n" + report.short_table(document), flush=True)
 
 

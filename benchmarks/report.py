@@ -8,6 +8,7 @@ E = 1: the communication is hidden entirely. E = 0: no better than the plain seq
 import datetime
 import importlib.metadata
 import json
+import os
 import pathlib
 import platform
 import statistics
@@ -46,8 +47,6 @@ def clocks():
 
 def environment(place):
     """What the numbers were measured on."""
-    import os
-
     on_gpu = place.is_cuda
     watched = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NCCL_ALGO", "NCCL_PROTO", "CUDA_MODULE_LOADING")
     return {
@@ -62,7 +61,7 @@ def environment(place):
         or _version_of("nvidia-cublas-cu13")
         or _version_of("nvidia-cublas-cu12"),
         "flux_ops": _version_of("flux_ops"),
-        "commit": _output_of("git", "rev-parse", "--short=12", "HEAD"),
+        "commit": os.environ.get("FLUX_COMMIT") or _output_of("git", "rev-parse", "--short=12", "HEAD"),
         "uncommitted": bool(_output_of("git", "status", "--porcelain", "csrc", "flux_ops", "benchmarks/*.py")),
         "python": platform.python_version(),
         "variables": {name: os.environ[name] for name in watched if name in os.environ},
@@ -78,10 +77,10 @@ def efficiency(times, name):
     return 1 - (ours["median"] - gemm["median"]) / (sequential["median"] - gemm["median"])
 
 
-def write(document, name, extra_folder=None):
-    """Write results/<name>.json, and a copy under `extra_folder`; returns the paths."""
+def write(document, name, folders):
+    """Write <name>.json to each of the folders; returns the paths."""
     paths = []
-    for folder in filter(None, (RESULTS, extra_folder and pathlib.Path(extra_folder))):
+    for folder in map(pathlib.Path, folders):
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{name}.json"
         scratch = path.with_suffix(".tmp")

@@ -61,8 +61,9 @@ def markdown(document, source, mode="graph"):
             )
         mean = report.number(report.mean(report.efficiency(row["times"], FUSED) for row in rows))
         lines.append(f"| mean | | | | {' | '.join([''] * len(names))} | | {mean} |")
-    versions = f"torch {meta['torch']}, CUDA {meta['cuda']}, NCCL {meta['nccl']}, driver {meta['driver']}"
-    lines += ["", f"{versions}, {meta['date'][:10]}, commit {meta['commit']}; all numbers, eager ones too: `{source}`."]
+    versions = ("torch", "cuda", "nccl", "driver", "commit")
+    stack = ", ".join(f"{name} {meta[name]}" for name in versions if meta[name])
+    lines += ["", f"{meta['date'][:10]}, {stack}. All numbers, with their spread, are in `{source}`."]
     return "\n".join(lines)
 
 

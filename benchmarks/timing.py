@@ -84,11 +84,7 @@ def repeated(call, count):
 
 def captured(call, count):
     """A CUDA graph of `count` calls: (replay, the result of the last call, which is call(0), the graph)."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call(0)
-    torch.cuda.current_stream().wait_stream(stream)
+    call(0)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     result = None

@@ -104,13 +104,11 @@ def cycles(ctx, count):
         dist.barrier()
         flux_ops.destroy(group)
         dist.destroy_process_group(group)
-        held.append((_open_files(), _shared_memory()))
-    early, late = held[2], held[-1]
-    if not ctx.is_cuda:  # NCCL keeps descriptors of its own
-        grown = late[0] > early[0] + 3
-        findings.add("open files", f"{early[0]} after cycle 3, {late[0]} after cycle {count}" if grown else None)
-    grown = late[1] > early[1] + 1
-    findings.add("/dev/shm", f"{early[1]} entries after cycle 3, {late[1]} after cycle {count}" if grown else None)
+        held.append((_open_files(), _shared_memory(), _device_megabytes(ctx)))
+    allowed = {"open files": 10**6 if ctx.is_cuda else 3, "/dev/shm entries": 1, "MB of the GPU": 64}
+    for (what, extra), early, late in zip(allowed.items(), held[2], held[-1], strict=True):
+        problem = f"{early} after cycle 3, {late} after cycle {count}" if late > early + extra else None
+        findings.add(what, problem)
     return findings.finish()
 
 
@@ -120,6 +118,14 @@ def _open_files():
 
 def _shared_memory():
     return len([p for p in pathlib.Path("/dev/shm").iterdir() if "flux" in p.name])
+
+
+def _device_megabytes(ctx):
+    if not ctx.is_cuda:
+        return 0
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) >> 20
 
 
 def use_after_destroy(ctx):

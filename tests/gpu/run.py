@@ -1,0 +1,133 @@
+"""Run the GPU tests and end with a short table.
+
+    python tests/gpu/run.py                      all tests, every number of GPUs from 2 that the machine has
+    python tests/gpu/run.py -k "grid or graph"   a selection, as pytest's -k has it
+    python tests/gpu/run.py --worlds 2 --limit 300
+
+The full log goes to $OUT/gpu-tests.log if OUT is set, else to gpu-tests.log in the build folder. Everything ends within
+the limit: then the table shows what was done so far.
+"""
+
+import argparse
+import os
+import pathlib
+import re
+import sys
+import threading
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MAX_REASON_LINES = 14
+
+
+class Collector:
+    """A pytest plugin: one row per test function and world size."""
+
+    def __init__(self, say):
+        self.say = say
+        self.rows = {}
+        self.running = None
+        self.failures = 0
+        self.errors = []
+
+    def pytest_runtest_logstart(self, nodeid):
+        self.running = nodeid
+
+    def pytest_collectreport(self, report):
+        if report.failed:
+            self.errors.append(f"{report.nodeid}: {report.longrepr}")
+
+    def pytest_runtest_logreport(self, report):
+        row = self.rows.setdefault(_name_of(report.nodeid), {"cells": 0, "s": 0.0, "pass": 0, "fail": 0, "skip": 0})
+        row["s"] += report.duration
+        if report.when == "call" and report.passed:
+            row["pass"] += 1
+            row["cells"] += dict(report.user_properties).get("cells", 1)
+        elif report.failed:
+            row["fail"] += 1
+            self.failures += 1
+            self.say(f"FAIL {report.nodeid}\n{_reason_of(report)}")
+        elif report.skipped:
+            row["skip"] += 1
+
+    def table(self):
+        heads = ["test", "cases", "time", "result"]
+        body = []
+        for name, row in self.rows.items():
+            counts = [f"{row[key]} {key}" for key in ("fail", "pass", "skip") if row[key]]
+            verdict = "pass" if row["pass"] and not row["fail"] and not row["skip"] else ", ".join(counts)
+            body.append([name, str(row["cells"]), f"{row['s']:.1f} s", verdict])
+        widths = [max(len(line[c]) for line in [heads, *body]) for c in range(4)]
+        lines = [[cell.ljust(w) for cell, w in zip(line, widths, strict=True)] for line in [heads, *body]]
+        return "\n".join("  ".join(cells).rstrip() for cells in lines)
+
+    def summary(self):
+        total = {key: sum(row[key] for row in self.rows.values()) for key in ("cells", "pass", "fail", "skip")}
+        return f"{total['pass']} passed ({total['cells']} cases), {total['fail']} failed, {total['skip']} skipped"
+
+
+def _name_of(nodeid):
+    """tests/gpu/test_gpu_shapes.py::TestGpuShape::test_residues[gpu2-gemm_rs] -> shapes: residues (2 GPUs)"""
+    file, _, rest = nodeid.partition("::")
+    test, _, params = rest.rpartition("::")[2].partition("[")
+    world = re.search(r"gpu(\d+)", params)
+    module = pathlib.Path(file).stem.removeprefix("test_gpu_")
+    where = f" ({world[1]} GPUs)" if world else ""
+    return f"{module}: {test.removeprefix('test_').replace('_', ' ')}{where}"
+
+
+def _reason_of(report):
+    lines = [line[1:].strip() for line in str(report.longrepr).splitlines() if line.startswith("E ")]
+    kept = [line for line in lines if line and not line.startswith(("File ", "^", "Traceback"))]
+    return "\n".join(f"    {line[:300]}" for line in (kept or lines)[:MAX_REASON_LINES])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-k", dest="select", default="", help="pytest's -k expression")
+    parser.add_argument("--worlds", default="", help="only these numbers of GPUs, comma-separated")
+    parser.add_argument("--thorough", action="store_true", help="also what the CPU backend's tests cover")
+    parser.add_argument("--first", action="store_true", help="stop at the first failure")
+    parser.add_argument("--limit", type=float, default=560, help="seconds after which everything is stopped")
+    args = parser.parse_args()
+
+    sys.path.insert(0, str(ROOT))
+    screen = os.fdopen(os.dup(1), "w", buffering=1)
+    log_path = pathlib.Path(os.environ.get("OUT") or ROOT / "build") / "gpu-tests.log"
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    collector = Collector(lambda text: print(text, file=screen))
+    started = time.monotonic()
+
+    def finish(status, note=""):
+        for error in collector.errors:
+            print(f"NOT COLLECTED {error}", file=screen)
+        print(f"\n{collector.table()}\n\n{note}{collector.summary()}, {time.monotonic() - started:.0f} s", file=screen)
+        screen.flush()
+        os._exit(status)  # ranks end with this process
+
+    def give_up():
+        finish(3, f"STOPPED after {args.limit:.0f} s in {collector.running}. ")
+
+    timer = threading.Timer(args.limit, give_up)
+    timer.daemon = True
+    timer.start()
+
+    options = ["-p", "no:cacheprovider", "-p", "no:timeout", "-p", "no:xdist", "-rs", "--tb=short", "-v"]
+    options += ["-W", "ignore::pytest.PytestConfigWarning"]  # the timeout option without its plugin
+    others = [f"not gpu{w}" for w in range(2, 17) if args.worlds and str(w) not in args.worlds.split(",")]
+    selection = " and ".join([f"({args.select})"] * bool(args.select) + others)
+    if selection:
+        options += ["-k", selection]
+    options += ["--thorough"] * args.thorough + ["-x"] * args.first
+    with open(log_path, "w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        status = pytest.main([*options, str(ROOT / "tests" / "gpu")], plugins=[collector])
+    nothing_ran = not any(row["pass"] or row["fail"] for row in collector.rows.values())
+    finish(int(status) or (4 if nothing_ran else 0), "NOTHING RAN: see the reasons in the log. " if nothing_ran else "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+from tests.cases.autograd import AutogradCases
+
+
+class TestGpuAutograd(AutogradCases):
+    pass

@@ -1,0 +1,5 @@
+from tests.cases.dispatch import DispatchCases
+
+
+class TestGpuDispatch(DispatchCases):
+    pass

@@ -1,0 +1,5 @@
+from tests.cases.errors import ErrorCases
+
+
+class TestGpuError(ErrorCases):
+    pass

@@ -1,0 +1,5 @@
+from tests.cases.faults import FaultCases
+
+
+class TestGpuFaults(FaultCases):
+    fault_world = 2

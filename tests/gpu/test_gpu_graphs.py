@@ -1,0 +1,5 @@
+from tests.cases.graphs import GraphCases
+
+
+class TestGpuGraph(GraphCases):
+    pass

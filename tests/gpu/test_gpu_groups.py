@@ -1,0 +1,5 @@
+from tests.cases.groups import GroupCases
+
+
+class TestGpuGroups(GroupCases):
+    cycles = 8

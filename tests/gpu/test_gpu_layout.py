@@ -1,0 +1,5 @@
+from tests.cases.layout import LayoutCases
+
+
+class TestGpuLayout(LayoutCases):
+    pass

@@ -1,0 +1,5 @@
+from tests.cases.numerics import NumericsCases
+
+
+class TestGpuNumerics(NumericsCases):
+    pass

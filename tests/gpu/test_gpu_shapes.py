@@ -1,0 +1,5 @@
+from tests.cases.shapes import ShapeCases
+
+
+class TestGpuShape(ShapeCases):
+    pass
