@@ -48,7 +48,7 @@ __device__ __forceinline__ Epoch epoch_of(SignalWait const& wait) {
 
 // Records the first fault and stops the kernel: what it would compute from here on could only be wrong.
 __device__ __forceinline__ void report_fault(SignalWait const& wait, int peer, int piece, int tile_m, int tile_n,
-                                          Epoch expected, Epoch seen) {
+                                             Epoch expected, Epoch seen) {
   if (atomicCAS(wait.fault_claim, 0u, 1u) == 0u) {
     FaultRecord volatile* record = wait.fault;
     record->op = wait.op;

@@ -77,8 +77,7 @@ cudaError_t stream_begin_call(cudaStream_t stream, Epoch* epoch, Epoch const* co
   return cudaGetLastError();
 }
 
-cudaError_t stream_end_call(cudaStream_t stream, PeerWords const& completed, int rank, int world,
-                            Epoch const* epoch) {
+cudaError_t stream_end_call(cudaStream_t stream, PeerWords const& completed, int rank, int world, Epoch const* epoch) {
   end_call_kernel<<<1, 32, 0, stream>>>(completed, rank, world, epoch);
   return cudaGetLastError();
 }

@@ -2,6 +2,7 @@
 // the product chunk by chunk, own shard first. See csrc/kernels/ag_gemm.cuh.
 
 #include <ATen/cuda/CUDAContext.h>
+#include <c10/util/Exception.h>
 
 #include "cuda/launch.hpp"
 #include "ops/backend.hpp"
@@ -20,6 +21,7 @@ void ag_gemm(Problem const& problem, Operands const& operands, Workspace& worksp
   int64_t const shard_bytes = problem.rows * row_bytes;
   Pieces const pieces = make_pieces(problem.rows, choice.pieces, 1);
   auto const* shard = static_cast<std::byte const*>(operands.x);
+  TORCH_INTERNAL_ASSERT(view.layout.region_bytes >= problem.world * shard_bytes);
 
   AgGemmArgs args{};
   args.rank = problem.rank;
@@ -40,18 +42,21 @@ void ag_gemm(Problem const& problem, Operands const& operands, Workspace& worksp
   args.along_n = choice.along_n;
   args.wait = call.wait();
 
+  auto const launch = [&] {
+    check(kKernels[choice.kernel].ag_gemm[element_index(problem.dtype)](args, stream), "launching ag_gemm");
+  };
   call.fork();
   for (int step = 0; step < problem.world - 1; ++step) {
     int const peer = ag_push_peer(problem.rank, problem.world, step);
     std::byte* const slot = view.region(peer, call.parity()) + problem.rank * shard_bytes;
     for (int piece = 0; piece < pieces.count(); ++piece) {
       int64_t const offset = pieces.begin(piece) * row_bytes;
-      call.push(slot + offset, shard + offset, pieces.size(piece) * row_bytes, call.arrived(peer, problem.rank) + piece);
+      call.push(slot + offset, shard + offset, pieces.size(piece) * row_bytes,
+                call.arrived(peer, problem.rank) + piece);
     }
-    if (step == 0) {  // the kernel starts as soon as the first push is on its way
-      check(kKernels[choice.kernel].ag_gemm[element_index(problem.dtype)](args, stream), "launching ag_gemm");
-    }
+    if (step == 0 && !launches_block()) launch();  // as soon as the first push is on its way
   }
+  if (launches_block()) launch();
   call.join();
 
   if (operands.gathered != nullptr) {  // every shard has arrived when the kernel is done
@@ -63,6 +68,7 @@ void ag_gemm(Problem const& problem, Operands const& operands, Workspace& worksp
             "copying the gathered operand");
     }
   }
+  call.finish();
 }
 
 }  // namespace flux::cuda

@@ -4,8 +4,6 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/util/Exception.h>
 
-#include <cstdlib>
-
 #include "cuda/launch.hpp"
 #include "ops/backend.hpp"
 
@@ -13,9 +11,8 @@ namespace flux::cuda {
 
 LaunchChoice launch_choice(Problem const& problem) {
   LaunchChoice choice = choose_launch(problem);
-  if (char const* forced = std::getenv("FLUX_FORCE_CONFIG")) {
-    TORCH_CHECK_VALUE(parse_choice(forced, &choice), "FLUX_FORCE_CONFIG is '", forced,
-                      "': expected a configuration such as '", choose_launch(problem).name(), "'.");
+  if (!problem.config.empty()) {
+    TORCH_CHECK_VALUE(parse_choice(problem.config, &choice), "'", problem.config, "' is no configuration.");
   }
   return choice;
 }
@@ -29,9 +26,14 @@ std::string why_not_fused(Problem const& problem) {
     return c10::str("its CUDA kernels are built for compute capability 9.0 (H100, H200), and this GPU (",
                     properties->name, ") has ", properties->major, ".", properties->minor);
   }
-  if (problem.world > kMaxWorld) return c10::str("it takes at most ", kMaxWorld, " ranks, and the group has ", problem.world);
+  if (problem.world > kMaxWorld)
+    return c10::str("it takes at most ", kMaxWorld, " ranks, and the group has ", problem.world);
   if (problem.k % 8 != 0) return c10::str("K = ", problem.k, " is not a multiple of 8 (rows of 16 bytes)");
   if (problem.n % 8 != 0) return c10::str("N = ", problem.n, " is not a multiple of 8 (rows of 16 bytes)");
+  LaunchChoice choice;
+  if (!problem.config.empty() && !parse_choice(problem.config, &choice)) {
+    return c10::str("there is no configuration '", problem.config, "' (one is '", choose_launch(problem).name(), "')");
+  }
   return "";
 }
 

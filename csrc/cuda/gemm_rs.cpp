@@ -2,6 +2,7 @@
 // copy engine pushes finished pieces to their owners meanwhile. See csrc/kernels/gemm_rs.cuh.
 
 #include <ATen/cuda/CUDAContext.h>
+#include <c10/util/Exception.h>
 
 #include "comm/stream_ops.hpp"
 #include "cuda/launch.hpp"
@@ -17,6 +18,8 @@ void gemm_rs(Problem const& problem, Operands const& operands, Workspace& worksp
   RsPlan const plan = rs_plan(problem);
   KernelRow const& kernel = kKernels[plan.choice.kernel];
   int64_t const num_tiles = plan.order.num_tiles();
+  int64_t const staged_bytes = rs_region_bytes(problem.world, num_tiles, plan.tile_bytes);
+  TORCH_INTERNAL_ASSERT(view.layout.region_bytes >= staged_bytes && view.layout.send_bytes >= staged_bytes);
   Call call(workspace, problem, stream, epoch, timeout_seconds);
   LocalWords& local = view.control(problem.rank).local;
 
@@ -41,8 +44,9 @@ void gemm_rs(Problem const& problem, Operands const& operands, Workspace& worksp
   args.along_n = plan.choice.along_n;
   args.wait = call.wait();
 
+  auto const launch = [&] { check(kernel.gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_rs"); };
   call.fork();
-  check(kernel.gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_rs");
+  if (!launches_block()) launch();
   for (int step = 0; step < problem.world - 1; ++step) {
     int const peer = rs_chunk(problem.rank, problem.world, step);
     int const slot_here = rs_slot(problem.rank, problem.world, peer);
@@ -58,7 +62,9 @@ void gemm_rs(Problem const& problem, Operands const& operands, Workspace& worksp
       check(stream_write(workspace.side_stream(), done, 0u), "resetting a tile counter");
     }
   }
+  if (launches_block()) launch();
   call.join();
+  call.finish();
 }
 
 }  // namespace flux::cuda

@@ -7,7 +7,7 @@
 
 namespace flux::cuda {
 
-// The choice for a problem; FLUX_FORCE_CONFIG (a LaunchChoice::name) overrides it for experiments.
+// The configuration that the problem names, or the default choice.
 LaunchChoice launch_choice(Problem const& problem);
 
 // How the partials of gemm_rs travel: both ends compute it alike.

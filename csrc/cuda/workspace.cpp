@@ -2,13 +2,24 @@
 
 #include <c10/util/Exception.h>
 
+#include <cstdlib>
+
 #include "comm/stream_ops.hpp"
+#include "cuda/fault_watch.hpp"
 #include "ops/backend.hpp"
 
 namespace flux::cuda {
 
 void check(cudaError_t error, char const* action) {
   TORCH_CHECK(error == cudaSuccess, "flux_ops: ", action, " failed: ", cudaGetErrorString(error));
+}
+
+bool launches_block() {
+  static bool const block = [] {
+    char const* value = std::getenv("CUDA_LAUNCH_BLOCKING");
+    return value != nullptr && std::atoi(value) != 0;
+  }();
+  return block;
 }
 
 Workspace::Workspace(WorkspaceView const& view) : view_(view) {
@@ -20,34 +31,34 @@ Workspace::Workspace(WorkspaceView const& view) : view_(view) {
   check(cudaEventCreateWithFlags(&join_, cudaEventDisableTiming), "creating an event");
   check(cudaHostAlloc(&fault_, sizeof(FaultRecord), cudaHostAllocPortable), "allocating the fault record");
   *fault_ = FaultRecord{};
+  watch_faults(this);
 }
 
 Workspace::~Workspace() {  // errors are ignored: the context may be lost already
+  unwatch_faults(this);
   cudaFreeHost(fault_);
   cudaEventDestroy(join_);
   cudaEventDestroy(fork_);
   cudaStreamDestroy(side_stream_);
 }
 
-void Workspace::check_fault() const {
+std::string Workspace::fault_message() const {
   FaultRecord const volatile& fault = *fault_;
-  if (fault.written == 0) return;
-  bool const begins = fault.piece < 0;
-  std::string what = begins ? "the end of its call before"
-                            : "piece " + std::to_string(fault.piece) + " for tile (" + std::to_string(fault.tile_m) +
-                                  ", " + std::to_string(fault.tile_n) + ")";
-  C10_THROW_ERROR(DistBackendError,
-                  c10::str("flux_ops.", op_name(static_cast<Op>(fault.op)), " timed out: group ", view_.group_name,
-                           ", rank ", int(fault.rank), " waited for ", what, " from peer ", int(fault.peer),
-                           ", expected epoch ", Epoch(fault.expected), ", seen epoch ", Epoch(fault.seen),
-                           ". The peer is dead, late or made another call. The CUDA context of this process is lost: "
-                           "restart the processes of the group, or raise the timeout (flux_ops.set_timeout) if the "
-                           "peer was only slow."));
+  if (fault.written == 0) return {};
+  std::string const what = fault.piece < 0 ? "to finish its call before"
+                                           : c10::str("for piece ", int{fault.piece}, " of its chunk, read by tile (",
+                                                      int{fault.tile_m}, ", ", int{fault.tile_n}, ")");
+  return c10::str("flux_ops.", op_name(static_cast<Op>(fault.op)), " timed out: group '", view_.group_name, "', rank ",
+                  int{fault.rank}, " waited ", timeout_seconds_, " s for peer ", int{fault.peer}, " ", what,
+                  "; expected epoch ", Epoch{fault.expected}, ", seen epoch ", Epoch{fault.seen},
+                  ". The peer is dead, late, or made another call. The CUDA context of this process is lost: restart "
+                  "the processes of the group. If the peer was only slow, raise the timeout (flux_ops.set_timeout).");
 }
 
 Call::Call(Workspace& workspace, Problem const& problem, cudaStream_t stream, Epoch epoch, double timeout_seconds)
     : workspace_(workspace), problem_(problem), stream_(stream), epoch_(epoch), parity_(parity_of(epoch)) {
-  workspace.check_fault();
+  if (std::string const fault = workspace.fault_message(); !fault.empty()) C10_THROW_ERROR(DistBackendError, fault);
+  workspace.timeout_seconds_ = timeout_seconds;
   ControlWords& control = workspace.view_.control(problem.rank);
   wait_.epoch = epoch;
   wait_.epoch_word = nullptr;
@@ -102,6 +113,9 @@ void Call::push(void* to, void const* from, int64_t bytes, Epoch* signal) {
 void Call::join() {
   check(cudaEventRecord(workspace_.join_, workspace_.side_stream_), "recording an event");
   check(cudaStreamWaitEvent(stream_, workspace_.join_, 0), "joining the copy stream");
+}
+
+void Call::finish() {
   if (workspace_.replayed_) {
     PeerWords completed{};
     for (int r = 0; r < problem_.world; ++r) completed.at[r] = workspace_.view_.control(r).signals.completed;

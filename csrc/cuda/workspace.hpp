@@ -20,7 +20,7 @@
 
 #include <cuda_runtime.h>
 
-#include <functional>
+#include <string>
 
 #include "comm/fault.hpp"
 #include "ops/problem.hpp"
@@ -37,8 +37,8 @@ class Workspace {
   WorkspaceView const& view() const { return view_; }
   cudaStream_t side_stream() const { return side_stream_; }
 
-  // Throws the fault that an earlier call left behind.
-  void check_fault() const;
+  // The fault that an earlier call left behind, as a sentence; empty if there is none.
+  std::string fault_message() const;
 
  private:
   friend class Call;
@@ -49,6 +49,7 @@ class Workspace {
   cudaEvent_t fork_ = nullptr;
   cudaEvent_t join_ = nullptr;
   FaultRecord* fault_ = nullptr;  // pinned
+  double timeout_seconds_ = 0;    // of the last call
   bool replayed_ = false;         // rule 5 holds
   int replay_parity_ = 0;
 };
@@ -69,8 +70,10 @@ class Call {
   void fork();
   // Enqueues, on the side stream, a copy to a peer and the signal that it has arrived.
   void push(void* to, void const* from, int64_t bytes, Epoch* signal);
-  // Ends the call: the caller's stream waits for the side stream.
+  // Makes the caller's stream wait for the side stream.
   void join();
+  // Ends the call. After this, peers may write into the region that it used.
+  void finish();
 
  private:
   Workspace& workspace_;
@@ -83,5 +86,9 @@ class Call {
 
 // Throws a c10::Error with the failed action's name.
 void check(cudaError_t error, char const* action);
+
+// True if the launch of a kernel returns only when the kernel is done (CUDA_LAUNCH_BLOCKING): then whatever the kernel
+// waits for has to be enqueued before it.
+bool launches_block();
 
 }  // namespace flux::cuda

@@ -60,9 +60,8 @@ struct AgMainloop : Stock_ {
 
   template <class TensorA, class TensorB, class KTileIterator, class BlockCoord>
   CUTLASS_DEVICE void load(Params const& params, MainloopPipeline pipeline, PipelineState write_state,
-                           cute::tuple<TensorA, TensorB> const& inputs, BlockCoord const& block,
-                           KTileIterator k_tile, int k_tile_count, int thread_idx, uint32_t rank_in_cluster,
-                           TensorStorage& storage) {
+                           cute::tuple<TensorA, TensorB> const& inputs, BlockCoord const& block, KTileIterator k_tile,
+                           int k_tile_count, int thread_idx, uint32_t rank_in_cluster, TensorStorage& storage) {
     auto [m, n, k, l] = block;
     if (int(l) == params.arrival.rank) {
       Stock::load(params.own, pipeline, write_state, inputs, cute::make_coord(m, n, k, 0), k_tile, k_tile_count,
@@ -81,8 +80,8 @@ struct AgMainloop : Stock_ {
     int const piece = arrival.pieces.piece_of(end_row - 1);
     if (source == ready_source_ && piece <= ready_piece_) return;
     if (cute::elect_one_sync()) {
-      wait_signal(arrival.wait, arrival.arrived + source * kMaxPieces + piece, epoch_of(arrival.wait), source, piece,
-                  m, n);
+      wait_signal(arrival.wait, arrival.arrived + source * kMaxPieces + piece, epoch_of(arrival.wait), source, piece, m,
+                  n);
       fence_async_proxy();
     }
     __syncwarp();

@@ -13,10 +13,10 @@ enum class Element16 : int { kBFloat16 = 0, kFloat16 = 1 };
 using AgGemmLauncher = cudaError_t (*)(AgGemmArgs const&, cudaStream_t);
 using GemmRsLauncher = cudaError_t (*)(GemmRsArgs const&, cudaStream_t);
 
-#define FLUX_DECLARE_KERNELS(config)                                      \
-  cudaError_t ag_gemm_##config##_bf16(AgGemmArgs const&, cudaStream_t);   \
-  cudaError_t ag_gemm_##config##_fp16(AgGemmArgs const&, cudaStream_t);   \
-  cudaError_t gemm_rs_##config##_bf16(GemmRsArgs const&, cudaStream_t);   \
+#define FLUX_DECLARE_KERNELS(config)                                    \
+  cudaError_t ag_gemm_##config##_bf16(AgGemmArgs const&, cudaStream_t); \
+  cudaError_t ag_gemm_##config##_fp16(AgGemmArgs const&, cudaStream_t); \
+  cudaError_t gemm_rs_##config##_bf16(GemmRsArgs const&, cudaStream_t); \
   cudaError_t gemm_rs_##config##_fp16(GemmRsArgs const&, cudaStream_t)
 FLUX_DECLARE_KERNELS(c128x256_2x1);
 FLUX_DECLARE_KERNELS(c256x128_2x1);

@@ -74,8 +74,8 @@ cudaError_t max_active_clusters(int device, int* result) {
   if (device >= kMaxDevices) return cudaErrorInvalidDevice;
   if (cached[device] == 0) {
     void const* kernel = reinterpret_cast<void const*>(cutlass::device_kernel<GemmKernel>);
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             GemmKernel::SharedStorageSize);
+    cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, GemmKernel::SharedStorageSize);
     if (error != cudaSuccess) return error;
     cudaLaunchAttribute cluster;
     cluster.id = cudaLaunchAttributeClusterDimension;

@@ -22,11 +22,11 @@ namespace flux {
 struct RsTransport {
   int rank = 0, world = 1;
   TileOrder order{};
-  Pieces pieces{0, 1};             // of the tile positions of a chunk
-  uint8_t* send = nullptr;         // [slot of the destination][position][tile]
-  uint8_t const* staged = nullptr; // [slot of the source][position][tile]
-  uint32_t* tiles_done = nullptr;  // [destination][kMaxPieces]
-  Epoch const* arrived = nullptr;  // [source][kMaxPieces]
+  Pieces pieces{0, 1};              // of the tile positions of a chunk
+  uint8_t* send = nullptr;          // [slot of the destination][position][tile]
+  uint8_t const* staged = nullptr;  // [slot of the source][position][tile]
+  uint32_t* tiles_done = nullptr;   // [destination][kMaxPieces]
+  Epoch const* arrived = nullptr;   // [source][kMaxPieces]
   SignalWait wait{};
 };
 
@@ -39,7 +39,7 @@ class RsEpilogue : public Stock_ {
   using typename Stock::TensorStorage;
   static constexpr int kAccumulators = cute::size<0>(TileShapeMNK{}) * cute::size<1>(TileShapeMNK{}) / Threads;
   static constexpr int kVectors = kAccumulators / 8;  // 16-byte vectors of a thread
-  static constexpr int kBatch = Threads == 128 ? 2 : 4;  // vectors in flight per source; a pingpong warpgroup has fewer registers to spare
+  static constexpr int kBatch = 2;                    // vectors loaded at a time, one batch ahead of their use
   static constexpr int64_t kTileBytes = int64_t{kVectors} * Threads * 16;
   static_assert(kVectors % kBatch == 0);
 
@@ -95,7 +95,7 @@ class RsEpilogue : public Stock_ {
     return cute::make_shape(cute::get<0>(problem), cute::get<1>(problem), cute::get<2>(problem), 1);
   }
 
-  // The threads of one warpgroup meet; the second half of the barriers is free for users of CUTLASS.
+  // The threads of one warpgroup meet, at one of the barriers that CUTLASS leaves to its users.
   CUTLASS_DEVICE static void sync_warpgroup() {
     cutlass::arch::NamedBarrier::sync(cutlass::NumThreadsPerWarpGroup, uint32_t(cutlass::canonical_warp_group_idx()));
   }
@@ -136,6 +136,8 @@ class RsEpilogue : public Stock_ {
     }
     sync_warpgroup();
 
+    constexpr int kBatches = kVectors / kBatch;
+    int const first = t.rank == 0 ? 1 : 0;
     auto load = [&](uint4(&to)[kBatch], int source, int batch) {
       uint8_t const* from = t.staged + offset(rs_slot(t.rank, t.world, source), position, thread_idx);
       CUTLASS_PRAGMA_UNROLL
@@ -143,11 +145,11 @@ class RsEpilogue : public Stock_ {
         to[v] = __ldcg(reinterpret_cast<uint4 const*>(from + (batch * kBatch + v) * Threads * 16));
       }
     };
+    uint4 next[kBatch];
+    load(next, first, 0);
     CUTLASS_PRAGMA_UNROLL
-    for (int batch = 0; batch < kVectors / kBatch; ++batch) {
+    for (int batch = 0; batch < kBatches; ++batch) {
       float sum[kBatch * 8] = {};
-      uint4 next[kBatch];
-      load(next, t.rank == 0 ? 1 : 0, batch);
       CUTLASS_PRAGMA_NO_UNROLL
       for (int source = 0; source < t.world; ++source) {
         if (source == t.rank) {
@@ -159,7 +161,11 @@ class RsEpilogue : public Stock_ {
         CUTLASS_PRAGMA_UNROLL
         for (int v = 0; v < kBatch; ++v) now[v] = next[v];
         int const following = source + 1 == t.rank ? source + 2 : source + 1;
-        if (following < t.world) load(next, following, batch);
+        if (following < t.world) {
+          load(next, following, batch);
+        } else if (batch + 1 < kBatches) {
+          load(next, first, batch + 1);
+        }
         accumulate(sum, now);
       }
       CUTLASS_PRAGMA_UNROLL

@@ -26,6 +26,7 @@ struct Problem {
   int64_t k;     // length of this rank's contraction
   DataType dtype;
   bool weight_transposed;  // false: weight is [n, k] with unit stride along k; true: with unit stride along n
+  std::string config = {};  // name of a configuration of the backend; empty: the backend chooses
 };
 
 // Device or host addresses of one call. x and y are contiguous; all are aligned to 16 bytes.
