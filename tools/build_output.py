@@ -43,6 +43,8 @@ class LineFilter:
         if step := _STEP.match(line):
             self.done, self.total = int(step.group(1)), int(step.group(2))
             return f"  [{self.done}/{self.total}] {self.elapsed():>5}  {self._short(step.group(3))}"
+        if line.startswith("nvcc_checked: "):
+            return " " * 14 + line.removeprefix("nvcc_checked: ")
         if line == "ninja: no work to do.":
             return "  every object is up to date"
         if failed := _FAILED.match(line):

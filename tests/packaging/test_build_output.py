@@ -58,6 +58,11 @@ def test_warnings_and_errors_are_shown(show, line):
     assert show(line) == line
 
 
+def test_verdict_of_the_checked_compiler_is_shown(show):
+    verdict = "2 kernels, at most 168 registers, no spill"
+    assert show(f"nvcc_checked: {verdict}").strip() == verdict
+
+
 def test_failed_file_is_named(show):
     assert show("FAILED: [code=1] /src/build/cuda/csrc/k.o ") == "  FAILED build/cuda/csrc/k.o"
 
