@@ -21,6 +21,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import torch
+import torch.distributed as dist
 
 import flux_ops
 from benchmarks import launch, report, timing
@@ -82,6 +83,7 @@ class Run:
         self.place, self.args = place, args
         self.dtype = getattr(torch, args.dtype)
         self.clock = timing.Clock(place)
+        self.graph_group = dist.new_group() if "graph" in args.modes else None
         names = [GEMM, SEQUENTIAL, TORCH, FUSED, *(f"{FUSED}:{c}" for c in filter(None, args.explore.split(","))), AUTO]
         self.names = [n for n in names if n not in args.without.split(",")]
 
@@ -122,7 +124,7 @@ class Run:
                 calls[name] = call
         return calls, notes, ran, want
 
-    def works(self, mode, calls, counts, notes, want, op):
+    def works(self, mode, op, operands, calls, counts, notes, want):
         """What a sample of each candidate executes, in eager mode or as a graph."""
         works, keep = {}, []
         for name, call in calls.items():
@@ -130,6 +132,7 @@ class Run:
             if mode == "eager":
                 works[name] = (timing.repeated(call, count), count)
                 continue
+            call = make(name, op, operands, self.graph_group)
             made, reason = self.attempt(lambda call=call, count=count: timing.captured(call, count))
             if reason is None:
                 replay, result, graph = made
@@ -151,7 +154,7 @@ class Run:
         counts = {name: timing.calls_per_sample(self.place, self.clock, call) for name, call in calls.items()}
         for mode in self.args.modes.split(","):
             mode_notes = dict(notes)
-            works, keep = self.works(mode, calls, counts, mode_notes, want, op)
+            works, keep = self.works(mode, op, operands, calls, counts, mode_notes, want)
             timings = timing.interleave(self.place, self.clock, works, self.args.rounds)
             times = {name: {**dataclasses.asdict(t), "spread": t.spread} for name, t in timings.items()}
             row = {"list": list_name, "name": shape.name, "op": op, "mode": mode}
@@ -167,7 +170,7 @@ def _progress(row):
     return f"{row['op']} {row['name']} {row['mode']}: {times} ms"
 
 
-def prepare(place, args, shapes):
+def prepare(place, args, shapes, groups):
     """Make the workspace as large as any shape needs, so that none grows it under a captured graph.
 
     Forced configurations may pad to larger tiles than the one that is planned for: hence the rounding.
@@ -179,7 +182,9 @@ def prepare(place, args, shapes):
         max_m = -(-rows // tiles) * tiles * place.world
         n = -(-max(n for n, _ in weights) // tiles) * tiles
         k = max(k for _, k in weights)
-        flux_ops.prepare(op=op, max_m=max_m, n=n, k=k, dtype=getattr(torch, args.dtype), device=place.device)
+        for group in groups:
+            sizes = {"max_m": max_m, "n": n, "k": k, "dtype": getattr(torch, args.dtype)}
+            flux_ops.prepare(op=op, **sizes, group=group, device=place.device)
 
 
 def run(place, args):
@@ -198,7 +203,7 @@ def run(place, args):
     bench, paths = Run(place, args), []
     launch.watch(STEP_LIMIT_S)
     try:
-        prepare(place, args, shapes)
+        prepare(place, args, shapes, [None, bench.graph_group] if bench.graph_group else [None])
     except Exception as error:  # noqa: BLE001 (then the first calls allocate)
         place.say(f"prepare() failed: {error}")
     for list_name, shape in shapes:

@@ -62,8 +62,12 @@ def reference_gathered(x):
     return whole
 
 
-def make(name, op, operands):
-    """The candidate `name` for `op` as a function call(i) -> result. `fused:CONFIG` forces a configuration."""
+def make(name, op, operands, group=None):
+    """The candidate `name` for `op` as a function call(i) -> result. `fused:CONFIG` forces a configuration.
+
+    `group` is the one on which our ops run: calls of a group whose workspace a CUDA graph has captured follow another
+    protocol, so eager calls and graphs are measured on groups of their own.
+    """
     group_name = dist.group.WORLD.group_name
     if name == GEMM:
         return lambda i: F.linear(*operands.full_at(i))
@@ -75,12 +79,12 @@ def make(name, op, operands):
     strategy, _, config = name.partition(":")
     ours = getattr(flux_ops, op)
     if not config:
-        return lambda i: ours(*operands.at(i), strategy=strategy)
+        return lambda i: ours(*operands.at(i), group=group, strategy=strategy)
 
     def forced(i):
         os.environ["FLUX_FORCE_CONFIG"] = config
         try:
-            return ours(*operands.at(i), strategy=strategy)
+            return ours(*operands.at(i), group=group, strategy=strategy)
         finally:
             del os.environ["FLUX_FORCE_CONFIG"]
 

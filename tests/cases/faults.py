@@ -24,11 +24,20 @@ def case_of(ctx, op, seed=0):
     return Case(op, rows, n, k, seed=seed)
 
 
-def calls_until_error(ctx, op, count=4):
-    """Call and synchronise; on a GPU an error may come with the call, the synchronisation or the call after it."""
-    for seed in range(count):
-        call(make(ctx, case_of(ctx, op, seed)))
+def call_and_sync(ctx, operands):
+    """On a GPU a wait that ran out ends the kernel: the synchronisation fails, and the next call says why."""
+    y = call(operands)
+    try:
         ctx.sync()
+    except RuntimeError:
+        call(operands)
+        raise
+    return y
+
+
+def calls_until_error(ctx, op, count=4):
+    for seed in range(count):
+        call_and_sync(ctx, make(ctx, case_of(ctx, op, seed)))
 
 
 def good_call(ctx, op):
@@ -43,8 +52,7 @@ def late(ctx, op, seconds, culprit):
     if ctx.rank == culprit:
         time.sleep(seconds)
     operands = make(ctx, case_of(ctx, op, 5))
-    y = call(operands)
-    ctx.sync()
+    y = call_and_sync(ctx, operands)
     calls_until_error(ctx, op, 1)
     assert_same(y, operands.expected().to(BF16), rank=ctx.rank)
 
@@ -85,8 +93,7 @@ def unlike_arguments(ctx, op, what, culprit):
         assert_same(call(operands), operands.expected().to(one.dtype), rank=ctx.rank)
     operands = make(ctx, other if ctx.rank == culprit else case)
     for _ in range(3):
-        call(operands)
-        ctx.sync()
+        call_and_sync(ctx, operands)
 
 
 def set_timeout_and_wait(ctx, culprit):

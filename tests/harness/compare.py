@@ -26,7 +26,8 @@ def first_difference(got, want, *, rank, rows_per_chunk=None):
     return (
         f"rank {rank}: {int(flat.sum())} of {flat.numel()} elements differ, first at {where}: "
         f"got {got[row, col].item()}, expected {want[row, col].item()}; rows {bad_rows[0]}..{bad_rows[-1]} "
-        f"({len(bad_rows)} of {flat.shape[0]}), columns {bad_cols[0]}..{bad_cols[-1]} ({len(bad_cols)} of {flat.shape[1]})"
+        f"({len(bad_rows)} of {flat.shape[0]}), columns {bad_cols[0]}..{bad_cols[-1]} "
+        f"({len(bad_cols)} of {flat.shape[1]})"
     )
 
 

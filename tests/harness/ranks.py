@@ -29,14 +29,17 @@ from multiprocessing import connection
 import torch
 import torch.distributed as dist
 
-WATCHDOG_S = 120.0
+WATCHDOG_S = 100.0  # below pytest-timeout's 120 s, which has less to say
 GRACE_S = 25.0  # how long the others may go on after the first rank has failed
 START_S = 120.0
 
 # The first import of torch costs seconds: one server process pays for it, the ranks are forked from it. It touches no
 # GPU, so each rank can still choose its own.
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["torch", "torch.distributed", "numpy"])
+_preload = ["torch", "torch.distributed", "numpy", "sympy"]
+if not os.path.exists("/dev/nvidiactl"):
+    _preload += ["torch._dynamo", "torch.testing._internal.optests"]  # slow to import, and they ask CUDA for devices
+_processes.set_forkserver_preload(_preload)
 
 
 @dataclasses.dataclass
