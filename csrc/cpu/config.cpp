@@ -43,6 +43,7 @@ int num_threads(int world) {
 }
 
 std::string why_not_fused(Problem const& p) {
+  if (!p.config.empty()) return "the CPU backend has no configurations to name";
   int64_t const limit = std::numeric_limits<int32_t>::max();
   if (p.rows >= limit || p.n >= limit || ceil_div(p.rows, 64) * ceil_div(p.n, 64) >= limit) {
     return "a chunk of " + std::to_string(p.rows) + " x " + std::to_string(p.n) + " has more than 2^31 rows or tiles";

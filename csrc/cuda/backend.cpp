@@ -4,6 +4,8 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/util/Exception.h>
 
+#include <limits>
+
 #include "cuda/launch.hpp"
 #include "ops/backend.hpp"
 
@@ -30,6 +32,10 @@ std::string why_not_fused(Problem const& problem) {
     return c10::str("it takes at most ", kMaxWorld, " ranks, and the group has ", problem.world);
   if (problem.k % 8 != 0) return c10::str("K = ", problem.k, " is not a multiple of 8 (rows of 16 bytes)");
   if (problem.n % 8 != 0) return c10::str("N = ", problem.n, " is not a multiple of 8 (rows of 16 bytes)");
+  constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
+  if (problem.rows > kLimit || problem.n > kLimit || problem.k > kLimit) {
+    return c10::str("a chunk of ", problem.rows, " x ", problem.n, " x ", problem.k, " has an extent past 2^31");
+  }
   LaunchChoice choice;
   if (!problem.config.empty() && !parse_choice(problem.config, &choice)) {
     return c10::str("there is no configuration '", problem.config, "' (one is '", choose_launch(problem).name(), "')");

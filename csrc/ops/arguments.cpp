@@ -79,7 +79,8 @@ Problem check_arguments(Arguments const& args, int rank, int world) {
                       x.sizes(), ".");
     rows /= world;
   }
-  return {args.op, rank, world, rows, n, k, dtype, is_weight_transposed(weight)};
+  return {
+      args.op, rank, world, rows, n, k, dtype, is_weight_transposed(weight), std::string(asked_config(args.strategy))};
 }
 
 bool is_weight_transposed(at::Tensor const& weight) {

@@ -14,9 +14,17 @@ inline char const* strategy_name(Strategy s) {
 }
 
 // What a caller may ask for; "local" is never asked for, it is what a call without communication comes to.
+// "fused:CONFIG" names the configuration too.
 inline constexpr char const* kAllowedStrategies = "'auto', 'sequential', 'fused'";
+inline constexpr std::string_view kFusedWithConfig = "fused:";
+inline bool is_fused(std::string_view asked) {
+  return asked == "fused" || asked.substr(0, kFusedWithConfig.size()) == kFusedWithConfig;
+}
 inline bool is_allowed_strategy(std::string_view asked) {
-  return asked == "auto" || asked == "sequential" || asked == "fused";
+  return asked == "auto" || asked == "sequential" || is_fused(asked);
+}
+inline std::string_view asked_config(std::string_view asked) {
+  return asked.size() > kFusedWithConfig.size() && is_fused(asked) ? asked.substr(kFusedWithConfig.size()) : "";
 }
 
 struct Choice {
@@ -30,7 +38,7 @@ struct Choice {
 inline Choice choose_strategy(std::string_view asked, std::string const& why_local, std::string const& why_not_fused) {
   if (!why_local.empty()) return {Strategy::kLocal, why_local};
   if (asked == "sequential") return {Strategy::kSequential, "asked for"};
-  if (asked == "fused") {
+  if (is_fused(asked)) {
     if (!why_not_fused.empty()) return {Strategy::kFused, why_not_fused, /*refused=*/true};
     return {Strategy::kFused, "asked for"};
   }

@@ -45,7 +45,7 @@ size_t SignatureHash::operator()(Signature const& s) const {
   mix(p.k);
   mix(static_cast<size_t>(p.op) | static_cast<size_t>(p.dtype) << 4 | size_t{p.weight_transposed} << 8 |
       size_t{s.has_bias} << 9 | size_t{s.return_gathered} << 10 | static_cast<size_t>(s.device) << 12);
-  mix(s.strategy.empty() ? 0 : static_cast<size_t>(s.strategy[0]));
+  mix(std::hash<std::string>{}(s.strategy));
   return h;
 }
 

@@ -21,6 +21,10 @@ int64_t check_meta(char const* op, at::Tensor const& x, at::Tensor const& weight
   TORCH_CHECK_VALUE(weight.dim() == 2, op, ": weight must have 2 dimensions, [N, K]; it has ", weight.dim(), ".");
   TORCH_CHECK_TYPE(weight.scalar_type() == x.scalar_type(), op, ": weight has dtype ", weight.scalar_type(),
                    " but x has dtype ", x.scalar_type(), "; they must be the same.");
+  for (auto const& [name, tensor] : {std::pair{"weight", weight}, std::pair{"bias", bias.value_or(at::Tensor())}}) {
+    TORCH_CHECK_VALUE(!tensor.defined() || tensor.device() == x.device(), op, ": ", name, " is on ", tensor.device(),
+                      " but x is on ", x.device(), "; they must be on the same device.");
+  }
   TORCH_CHECK_VALUE(weight.sym_size(1).sym_eq(x.sym_size(-1)).expect_true(__FILE__, __LINE__), op, ": K is ",
                     weight.sym_size(1), " in weight and ", x.sym_size(-1), " in x.");
   if (bias.has_value() && bias->defined()) {

@@ -25,7 +25,7 @@ struct Problem {
   int64_t n;     // columns of this rank's product
   int64_t k;     // length of this rank's contraction
   DataType dtype;
-  bool weight_transposed;  // false: weight is [n, k] with unit stride along k; true: with unit stride along n
+  bool weight_transposed;   // false: weight is [n, k] with unit stride along k; true: with unit stride along n
   std::string config = {};  // name of a configuration of the backend; empty: the backend chooses
 };
 
