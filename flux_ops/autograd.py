@@ -29,11 +29,11 @@ def _reduce_scatter(x: torch.Tensor, group_name: str) -> torch.Tensor:
 
 def _weight_grad(grad_y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """dYᵀ · X over all tokens: [N, K]."""
-    return grad_y.reshape(-1, grad_y.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
+    return grad_y.flatten(0, -2).t() @ x.flatten(0, -2)
 
 
 def _bias_grad(grad_y: torch.Tensor) -> torch.Tensor:
-    return grad_y.reshape(-1, grad_y.shape[-1]).sum(0)
+    return grad_y.flatten(0, -2).sum(0)
 
 
 def _setup_ag_gemm(ctx, inputs, output) -> None:

@@ -5,6 +5,7 @@ import importlib.machinery
 import mmap
 import pathlib
 import re
+import struct
 
 import torch
 
@@ -27,6 +28,17 @@ def _built_for(path: pathlib.Path) -> str | None:
             return found[1].decode() if found else None
 
 
+def _is_whole(path: pathlib.Path) -> bool:
+    """Whether the file is as long as its ELF header says: the loader of the system dies of one that was cut short."""
+    with open(path, "rb") as file:
+        header = file.read(64)
+    if len(header) < 64 or header[:5] != b"\x7fELF\x02":
+        return False
+    (section_table,) = struct.unpack_from("<Q", header, 40)
+    entry_size, num_entries = struct.unpack_from("<HH", header, 58)
+    return path.stat().st_size >= section_table + entry_size * num_entries > 0
+
+
 def _minor(version: str) -> list[str]:
     return version.split("+")[0].split(".")[:2]
 
@@ -45,6 +57,8 @@ def load():
             f"the compiled part {path} was built for torch {built_for}, but this is torch {torch.__version__}; "
             "build it again"
         )
+    if not _is_whole(path):
+        return None, f"the compiled part {path} can't be loaded: it is not a whole library; build it again"
     try:
         return importlib.import_module("flux_ops._C"), ""
     except ImportError as error:

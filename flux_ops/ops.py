@@ -147,7 +147,7 @@ def prepare(
     group: dist.ProcessGroup | None = None,
     device: torch.device | str | None = None,
 ) -> None:
-    """Allocates the workspace now, for products of up to max_m rows: before a CUDA graph is captured, or to bound memory.
+    """Allocates the workspace now, for products of up to max_m rows: before a CUDA graph capture, or to bound memory.
 
     Collective: all ranks of the group call it with the same values.
 

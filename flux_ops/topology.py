@@ -1,4 +1,4 @@
-"""Whether the ranks of a group can reach each other's memory. Probing reads the machine; deciding is a pure function."""
+"""Whether the ranks of a group reach each other's memory: probing reads the machine, deciding is a pure function."""
 
 import dataclasses
 import json

@@ -1,0 +1,45 @@
+"""Every environment variable acts, and junk in one is a clear error."""
+
+import subprocess
+import sys
+
+import pytest
+
+from flux_ops.config import check_timeout, read_environment
+
+
+def test_defaults():
+    settings = read_environment({})
+    assert (settings.timeout_s, settings.check_ranks, settings.cpu_threads) == (30.0, True, 0)
+
+
+def test_values():
+    settings = read_environment({"FLUX_TIMEOUT": "2.5", "FLUX_CHECK": "0", "FLUX_CPU_THREADS": "3"})
+    assert (settings.timeout_s, settings.check_ranks, settings.cpu_threads) == (2.5, False, 3)
+
+
+@pytest.mark.parametrize(
+    "name,junk",
+    (
+        *(("FLUX_TIMEOUT", junk) for junk in ("", "soon", "0", "-1", "nan", "inf", "1e999")),
+        *(("FLUX_CHECK", junk) for junk in ("", "yes", "2", "false")),
+        *(("FLUX_CPU_THREADS", junk) for junk in ("", "many", "0", "-2", "1.5", "100000")),
+    ),
+)
+def test_junk_is_an_error_that_names_variable_and_value(name, junk):
+    with pytest.raises(ValueError, match=name) as error:
+        read_environment({name: junk})
+    assert repr(junk) in str(error.value)
+
+
+@pytest.mark.parametrize("junk", (0, -1, float("nan"), None, "x"))
+def test_set_timeout_refuses_junk(junk):
+    with pytest.raises(ValueError, match="positive number"):
+        check_timeout(junk, "set_timeout: seconds")
+
+
+def test_junk_is_found_at_import():
+    code = "import os; os.environ['FLUX_TIMEOUT'] = 'soon'; import flux_ops"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert result.returncode != 0
+    assert "FLUX_TIMEOUT is 'soon'" in result.stderr.splitlines()[-1]

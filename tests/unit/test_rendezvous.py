@@ -1,0 +1,107 @@
+"""Ranks that talk through a store; here each is a thread."""
+
+import concurrent.futures
+import os
+
+import pytest
+import torch.distributed as dist
+
+from flux_ops import config
+from flux_ops.rendezvous import Members, Site
+from flux_ops.workspace import HostBlock
+
+
+def make_members(world):
+    """Members as they would be on the ranks of a group, without a group."""
+    store = dist.HashStore()
+    members = []
+    for rank in range(world):
+        m = Members.__new__(Members)
+        m.group_name, m.rank, m.world, m._store = "g", rank, world, dist.PrefixStore("flux/1", store)
+        members.append(m)
+    return members
+
+
+def site(call=0):
+    return Site(("g", 1, call, "ag_gemm"))
+
+
+def on_all(members, fn):
+    with concurrent.futures.ThreadPoolExecutor(len(members)) as pool:
+        return [f.exception() or f.result() for f in [pool.submit(fn, m) for m in members]]
+
+
+@pytest.fixture
+def short_timeout(monkeypatch):
+    monkeypatch.setattr(config.settings, "timeout_s", 0.3)
+
+
+def test_exchange_is_in_rank_order():
+    assert on_all(make_members(3), lambda m: m.exchange(site(), "k", f"v{m.rank}")) == [["v0", "v1", "v2"]] * 3
+
+
+def test_who_does_not_come_is_named(short_timeout):
+    members = make_members(3)
+    errors = on_all(members[:1], lambda m: m.exchange(site(7), "k", ""))
+    assert isinstance(errors[0], dist.DistBackendError)
+    for word in ("ag_gemm", "group 'g'", "ranks 1, 2", "0.3 s", "number 7"):
+        assert word in str(errors[0])
+
+
+def test_a_refusal_ends_the_wait_of_the_others():
+    def call(m):
+        if m.rank == 1:
+            return m.refuse(site(), "x is too long")
+        return m.exchange(site(), "k", "")
+
+    first, _, third = on_all(make_members(3), call)
+    for error in (first, third):
+        assert isinstance(error, ValueError)
+        assert "rank 1 refused this call: x is too long" in str(error)
+
+
+def test_a_refusal_does_not_touch_the_next_call():
+    members = make_members(2)
+    members[1].refuse(site(0), "no")
+    assert on_all(members, lambda m: m.exchange(site(1), "k", "v")) == [["v", "v"]] * 2
+
+
+def test_a_timeout_is_explained_by_what_the_peers_said():
+    members = make_members(3)
+    members[1]._store.set("check/0/1", "gemm_rs(...)")
+    members[2].refuse(site(), "x is too long")
+    text = members[0].peers_doing(site())
+    assert "Rank 1 was about to run gemm_rs(...)" in text
+    assert "Rank 2 refused this call: x is too long" in text
+    assert members[0].peers_doing(site(1)) == ""
+
+
+def test_host_memory_is_shared_zero_and_leaves_nothing():
+    members = make_members(2)
+    before = set(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))
+    blocks = on_all(members, lambda m: HostBlock(m, site(), 1 << 20))
+    first, second = blocks
+    assert bytes(first._maps[1][:64]) == bytes(64)
+    second.fill(10, 20, 7)
+    assert bytes(first._maps[1][8:22]) == bytes(2) + bytes([7]) * 10 + bytes(2)
+    assert bytes(first._maps[0][8:22]) == bytes(14)
+    assert len(first.bases) == 2
+    for block in blocks:
+        block.close()
+    assert (set(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))) == before
+
+
+def test_memory_that_one_rank_lacks_is_an_error_on_all(monkeypatch):
+    members = make_members(2)
+    real = os.ftruncate
+
+    def ftruncate(fd, size):
+        if size == 1 << 21:
+            raise OSError(12, "Cannot allocate memory")
+        real(fd, size)
+
+    monkeypatch.setattr(os, "ftruncate", ftruncate)
+    errors = on_all(members, lambda m: HostBlock(m, site(), (1 + m.rank) << 20))
+    for error in errors:
+        assert isinstance(error, RuntimeError)
+        assert "rank 1 can't allocate 2097152 bytes" in str(error)
