@@ -2,7 +2,7 @@
 
     python benchmarks/bench.py                          mlp and gpt3 shapes, eager and CUDA graph, all GPUs
     python benchmarks/bench.py --lists sweep --ops gemm_rs --world 2
-    python benchmarks/bench.py --explore CONFIG,CONFIG  forced configurations of `fused` beside the usual columns
+    python benchmarks/bench.py --explore CONFIG,CONFIG  configurations of `fused` beside the usual columns
     torchrun --nproc-per-node 4 benchmarks/bench.py     ranks started by torchrun
 
 Each candidate is checked against the plain sequence on random data before it is timed. One that fails or is not
@@ -48,11 +48,11 @@ def parse_arguments():
     parser.add_argument("--shapes", default="", help="only these shapes, by name")
     parser.add_argument("--ops", default="ag_gemm,gemm_rs")
     parser.add_argument("--modes", default="eager,graph")
-    parser.add_argument("--rounds", type=int, default=15, help="samples per candidate")
+    parser.add_argument("--rounds", type=int, default=20, help="samples per candidate")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--world", type=int, default=0, help="ranks; default: all GPUs (on the CPU: 2)")
     parser.add_argument("--device", default="", choices=("", "cpu", "cuda"))
-    parser.add_argument("--explore", default="", help="configurations of `fused` to force, comma-separated")
+    parser.add_argument("--explore", default="", help="configurations of `fused` to measure, comma-separated")
     parser.add_argument("--without", default="", help="candidates to leave out, comma-separated")
     parser.add_argument("--limit", type=float, default=540, help="seconds after which everything is stopped")
     parser.add_argument("--name", default="", help="name of the results file")
@@ -173,7 +173,7 @@ def _progress(row):
 def prepare(place, args, shapes, groups):
     """Make the workspace as large as any shape needs, so that none grows it under a captured graph.
 
-    Forced configurations may pad to larger tiles than the one that is planned for: hence the rounding.
+    Configurations that are explored may pad to larger tiles than the planned one: hence the rounding.
     """
     tiles = 512 if args.explore else 1
     for op in args.ops.split(","):

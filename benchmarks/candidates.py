@@ -5,7 +5,6 @@ operands don't stay in the L2 cache.
 """
 
 import dataclasses
-import os
 
 import torch
 import torch.distributed as dist
@@ -63,7 +62,7 @@ def reference_gathered(x):
 
 
 def make(name, op, operands, group=None):
-    """The candidate `name` for `op` as a function call(i) -> result. `fused:CONFIG` forces a configuration.
+    """The candidate `name` for `op` as a function call(i) -> result; `fused:CONFIG` names a configuration.
 
     `group` is the one on which our ops run: calls of a group whose workspace a CUDA graph has captured follow another
     protocol, so eager calls and graphs are measured on groups of their own.
@@ -76,19 +75,8 @@ def make(name, op, operands, group=None):
         return lambda i: plain(*operands.at(i))
     if name == TORCH:
         return _torch_fused(op, operands, group_name)
-    strategy, _, config = name.partition(":")
     ours = getattr(flux_ops, op)
-    if not config:
-        return lambda i: ours(*operands.at(i), group=group, strategy=strategy)
-
-    def forced(i):
-        os.environ["FLUX_FORCE_CONFIG"] = config
-        try:
-            return ours(*operands.at(i), group=group, strategy=strategy)
-        finally:
-            del os.environ["FLUX_FORCE_CONFIG"]
-
-    return forced
+    return lambda i: ours(*operands.at(i), group=group, strategy=name)
 
 
 def _torch_fused(op, operands, group_name):

@@ -95,7 +95,7 @@ def select(document, op, mode):
 
 
 def candidates_of(rows):
-    """All candidates of these rows: the standing ones first, forced configurations after them."""
+    """All candidates of these rows: the standing ones first, explored configurations after them."""
     standing = [GEMM, SEQUENTIAL, TORCH, FUSED, AUTO]
     seen = {name for row in rows for name in (*row["times"], *row["notes"])}
     return [n for n in standing if n in seen] + sorted(seen.difference(standing))
