@@ -31,7 +31,7 @@ class LogReport:
 def _readable(symbol: str) -> str:
     if shutil.which("c++filt"):
         symbol = subprocess.run(["c++filt", symbol], capture_output=True, text=True).stdout.strip() or symbol
-    return symbol if len(symbol) <= 160 else symbol[:160] + "..."
+    return symbol if len(symbol) <= 80 else symbol[:80] + "..."
 
 
 def check_log(log: str) -> LogReport:
