@@ -27,6 +27,11 @@ def _reduce_scatter(x: torch.Tensor, group_name: str) -> torch.Tensor:
     return _wait(torch.ops._c10d_functional.reduce_scatter_tensor(x.contiguous(), "sum", world, group_name))
 
 
+def _backward_strategy(strategy: str) -> str:
+    """The other op has other shapes and configurations: what the forward was told to run may not exist for it."""
+    return "sequential" if strategy == "sequential" else "auto"
+
+
 def _weight_grad(grad_y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """dYᵀ · X over all tokens: [N, K]."""
     return grad_y.flatten(0, -2).t() @ x.flatten(0, -2)
@@ -46,7 +51,7 @@ def _backward_ag_gemm(ctx, grad_y, grad_gathered):
     x, weight = ctx.saved_tensors
     grad_x = grad_weight = grad_bias = None
     if ctx.needs_input_grad[0]:
-        grad_x = torch.ops.flux.gemm_rs(grad_y, weight.t(), None, ctx.group_name, ctx.strategy)
+        grad_x = torch.ops.flux.gemm_rs(grad_y, weight.t(), None, ctx.group_name, _backward_strategy(ctx.strategy))
         if ctx.has_gathered:
             grad_x = grad_x + _reduce_scatter(grad_gathered, ctx.group_name)
     if ctx.needs_input_grad[1]:
@@ -67,7 +72,7 @@ def _backward_gemm_rs(ctx, grad_y):
     needs_weight_grad = ctx.needs_input_grad[1]
     if ctx.needs_input_grad[0]:
         grad_x, gathered = torch.ops.flux.ag_gemm(
-            grad_y, weight.t(), None, ctx.group_name, needs_weight_grad, ctx.strategy
+            grad_y, weight.t(), None, ctx.group_name, needs_weight_grad, _backward_strategy(ctx.strategy)
         )
     elif needs_weight_grad:
         gathered = _all_gather(grad_y, ctx.group_name)

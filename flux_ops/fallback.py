@@ -49,7 +49,8 @@ def define(why_not_loaded: str) -> torch.library.Library:
 def _check(op, x, weight, bias, group_name, strategy, why_not_loaded):
     """Refuses what the compiled operators refuse; returns the group."""
     global last_call
-    if strategy not in _STRATEGIES:
+    asked = "fused" if strategy.startswith("fused:") else strategy
+    if asked not in _STRATEGIES:
         raise ValueError(f"{op}: strategy is '{strategy}'; allowed are {', '.join(map(repr, _STRATEGIES))}.")
     if x.dim() < 2 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
@@ -62,7 +63,7 @@ def _check(op, x, weight, bias, group_name, strategy, why_not_loaded):
             raise TypeError(f"{op}: {name} has dtype {tensor.dtype} but x has dtype {x.dtype}; they must be the same.")
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         raise ValueError(f"{op}: bias must have shape [{weight.shape[0]}]; it has shape {list(bias.shape)}.")
-    if strategy == "fused":
+    if asked == "fused":
         raise NotImplementedError(f"{op}: strategy 'fused' can't run: {why_not_loaded}.")
     if strategy == "auto":
         warn_once(f"falls back to strategy 'sequential': {why_not_loaded}")

@@ -55,7 +55,8 @@ def ag_gemm(
         bias: [N], or None.
         group: the process group; by default all ranks. All its ranks make the same calls in the same order.
         return_gathered: also return all_gather(X), [M, ..., K].
-        strategy: "auto" (fused where it can run, else sequential with one warning), "sequential", "fused".
+        strategy: "auto" (fused where it can run, else sequential with one warning), "sequential", "fused", or
+            "fused:CONFIG" with a configuration's name as last_dispatch() gives it.
 
     Returns Y [M, ..., N], or (Y, gathered). dtypes: float32, float64, bfloat16, float16 (the fused strategy on CUDA:
     bfloat16 and float16); products are accumulated in at least fp32.
@@ -94,7 +95,8 @@ def gemm_rs(
         weight: [N, K], this rank's columns of the whole weight, or a transposed view of [K, N] (not copied).
         bias: [N], or None; added once, after the reduction.
         group: the process group; by default all ranks. All its ranks make the same calls in the same order.
-        strategy: "auto" (fused where it can run, else sequential with one warning), "sequential", "fused".
+        strategy: "auto" (fused where it can run, else sequential with one warning), "sequential", "fused", or
+            "fused:CONFIG" with a configuration's name as last_dispatch() gives it.
 
     Returns Y [M/TP, ..., N]: rank r has rows r·M/TP and on of dimension 0. dtypes as for ag_gemm. The fused strategy
     adds the ranks' partials in rank order in fp32 (fp64 for float64): the result is bitwise repeatable.
