@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from flux_ops import reference, topology
+from flux_ops.config import settings
 from flux_ops.rendezvous import Members, Site
 from flux_ops.workspace import Workspace
 
@@ -41,7 +42,9 @@ class Hooks:
 
     def refuse(self, site, message: str) -> None:
         site = Site(site)
-        self._of(site).refuse(site, message)
+        # Without the check a rank may never meet the others; then joining here would set it apart from them.
+        if settings.check_ranks or site.state_id in self._members:
+            self._of(site).refuse(site, message)
 
     def why_not_connected(self, site, device) -> str:
         site, (kind, index) = Site(site), device

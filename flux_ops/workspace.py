@@ -123,7 +123,8 @@ class Workspace:
             self._retire(site)
         total_bytes = self._core.workspace_total_bytes(region_bytes, send_bytes)
         if self.device.type == "cuda":
-            block = DeviceBlock(self._members, site, total_bytes, self.device)
+            with torch.cuda.device(self.device):
+                block = DeviceBlock(self._members, site, total_bytes, self.device)
         else:
             block = HostBlock(self._members, site, total_bytes)
         index = self.device.index if self.device.type == "cuda" else -1

@@ -13,7 +13,11 @@ namespace flux::cpu {
 namespace {
 
 // Large enough that ATen's GEMM runs well, small enough that a chunk has several tiles to overlap.
-int32_t tile_extent(int64_t extent) { return extent >= 2048 ? 256 : extent >= 512 ? 128 : 64; }
+int32_t tile_extent(int64_t extent) {
+  if (extent >= 4096) return 512;
+  if (extent >= 1024) return 256;
+  return extent >= 256 ? 128 : 64;
+}
 
 std::atomic<int> requested_threads{0};
 

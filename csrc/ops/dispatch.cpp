@@ -46,6 +46,7 @@ std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, A
                                       Signature const& signature) {
   Problem const& problem = signature.problem;
   c10::Device const device = args.x.device();
+  c10::OptionalDeviceGuard const device_guard(device);
   if (problem.world > 1 && settings().check_ranks) hooks().agree(site, describe(args, problem));
 
   auto plan = std::make_shared<Plan>();

@@ -1,5 +1,6 @@
 #include "ops/group_state.hpp"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 
 #include <mutex>
@@ -94,7 +95,9 @@ bool drop_group(std::string const& group_name) {
     state = found->second;
     registry().erase(found);
   }
-  hooks().dropped(state->id);
+  uint64_t const id = state->id;
+  state.reset();  // what works on the memory goes before the memory
+  hooks().dropped(id);
   return true;
 }
 
@@ -113,7 +116,11 @@ void attach_workspace(std::string const& group_name, c10::Device device, std::ve
 
   DeviceState& on_device = state->on(device.type());
 #if defined(FLUX_WITH_CUDA)
-  if (device.is_cuda()) on_device.cuda = cuda::make_workspace(view);
+  if (device.is_cuda()) {
+    c10::OptionalDeviceGuard const device_guard(device);
+    if (on_device.captured) on_device.kept.push_back(on_device.cuda);
+    on_device.cuda = cuda::make_workspace(view);
+  }
 #endif
   on_device.view = view;
   on_device.index = device.index();

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "ops/backend.hpp"
 #include "ops/choose.hpp"
@@ -46,6 +47,7 @@ struct DeviceState {
   bool captured = false;  // a CUDA graph holds addresses of the attached memory
 #if defined(FLUX_WITH_CUDA)
   std::shared_ptr<cuda::Workspace> cuda;
+  std::vector<std::shared_ptr<cuda::Workspace>> kept;  // replaced ones that CUDA graphs may still use
 #endif
 };
 

@@ -70,7 +70,7 @@ def test_missing(copy):
     _check_fallback(run(USE, copy), "missing", "build it")
 
 
-@pytest.mark.parametrize("content", (b"", b"not a library", b"\x7fELF" + b"\0" * 100))
+@pytest.mark.parametrize("content", (b"", b"\x7fELF" + b"\0" * 100))
 def test_corrupt(copy, content):
     (copy / "flux_ops" / "_C.so").write_bytes(content)
     _check_fallback(run(USE, copy), "can't be loaded", "_C.so")
