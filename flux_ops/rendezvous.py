@@ -54,6 +54,10 @@ class Members:
                 raise dist.DistBackendError(self._timeout_text(site, missing))
             time.sleep(_POLL_S)
 
+    def store(self, prefix: str) -> dist.Store:
+        """The group's store, with keys of its own."""
+        return dist.PrefixStore(prefix, self._store)
+
     def barrier(self, site: Site, key: str) -> None:
         self.exchange(site, key, "")
 

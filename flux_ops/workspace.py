@@ -13,6 +13,7 @@ import os
 import torch
 
 from flux_ops.rendezvous import Members, Site
+from flux_ops.symmetric import rendezvous
 
 _GRANULE = 2 << 20
 
@@ -86,19 +87,17 @@ class DeviceBlock:
         except RuntimeError as e:
             error = f"can't allocate {total_bytes} bytes on {device}: {e}"
         _raise_first_error(site, members.exchange(site, f"{key}/made", error))
-        handle = symm_mem.rendezvous(self._memory, members.group_name)
-        self._handle = handle
+        store = members.store(f"{key}/rendezvous")
+        self.bases, self._kept = rendezvous(self._memory, store, members.rank, members.world, str(site))
         self._memory.zero_()
         torch.cuda.synchronize(device)
         members.barrier(site, f"{key}/zeroed")
-        offset = getattr(handle, "offset", 0)
-        self.bases = [pointer + offset for pointer in handle.buffer_ptrs]
 
     def fill(self, begin: int, end: int, byte: int) -> None:
         self._memory[begin:end].fill_(byte)
 
     def close(self) -> None:
-        self._memory = self._handle = None
+        self._memory = self._kept = None
         self.bases = []
 
 
