@@ -56,10 +56,14 @@ def dispatch_record(ctx, op):
 def poisoned_workspace(ctx, op):
     """NaN in every byte that peers write: a tile read before it has come, or never sent, would show."""
     findings = Findings()
-    flux_ops.prepare(max_m=512 * ctx.world, n=264, k=264, dtype=BF16, device=ctx.device)
+    # In the last size little is computed and much is sent: the reader waits while the data is on its way.
+    much = (1024, 64, 1024) if op == "ag_gemm" else (1024, 1024, 64)
+    if ctx.is_cuda:
+        much = tuple(4 * size for size in much)
+    flux_ops.prepare(op=op, max_m=much[0] * ctx.world, n=max(much[1], 264), k=max(much[2], 264), dtype=BF16)
     workspace = flux_ops.ops._hooks.workspace(dist.group.WORLD.group_name, ctx.device.type)
-    for rows, n, k in ((40, 72, 64), (129, 264, 136), (8, 24, 264), (512, 136, 264)):
-        for parity in range(2):
+    for rows, n, k in ((40, 72, 64), (129, 264, 136), (8, 24, 264), much):
+        for parity in range(4 if rows == much[0] else 2):
             case = Case(op, rows, n, k, seed=rows + parity)
             ctx.sync()
             dist.barrier()

@@ -101,7 +101,7 @@ def set_timeout_and_wait(ctx, culprit):
     good_call(ctx, "ag_gemm")
     flux_ops.set_timeout(2.0)
     if ctx.rank == culprit:
-        time.sleep(5.0)
+        time.sleep(4.0)
     calls_until_error(ctx, "ag_gemm", 2)
 
 
@@ -134,7 +134,7 @@ class FaultCases:
 
     @pytest.mark.parametrize("op", OPS)
     def test_a_peer_too_late_is_named(self, spawn, op):
-        outcomes = spawn(2, {"FLUX_TIMEOUT": "2"}).outcomes(late, op, 7.0, 1)
+        outcomes = spawn(2, {"FLUX_TIMEOUT": "2"}).outcomes(late, op, 4.5, 1)
         expect_timeouts(outcomes, op=op, culprit=1, seconds=2 + SLACK_S, culprit_too=False)
 
     @pytest.mark.parametrize("how", DEATHS)
