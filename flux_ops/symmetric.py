@@ -11,7 +11,12 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _SymmetricMemory
+from torch._C._distributed_c10d import (
+    ProcessGroup,
+    _register_process_group,
+    _SymmetricMemory,
+    _unregister_process_group,
+)
 
 from flux_ops.config import settings
 
@@ -56,8 +61,12 @@ def rendezvous(memory: torch.Tensor, store, rank: int, world: int, what: str):
     Returns (base addresses in rank order, what has to be kept alive).
     """
     exchange = _ExchangeStore(store, what)
-    name = f"flux_ops/{next(_names)}"
-    _SymmetricMemory.set_group_info(name, rank, world, exchange)
-    handle = _SymmetricMemory.rendezvous(memory, name)
+    # torch asks the group of this name for its rank, its size and its store, and for nothing else.
+    name, group = f"flux_ops/{next(_names)}", ProcessGroup(exchange, rank, world)
+    _register_process_group(name, group)
+    try:
+        handle = _SymmetricMemory.rendezvous(memory, name)
+    finally:
+        _unregister_process_group(name)
     offset = getattr(handle, "offset", 0)
-    return [pointer + offset for pointer in handle.buffer_ptrs], (memory, handle, exchange)
+    return [pointer + offset for pointer in handle.buffer_ptrs], (memory, handle, group, exchange)

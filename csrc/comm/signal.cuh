@@ -28,9 +28,11 @@ __device__ __forceinline__ void store_release_sys(Epoch* p, Epoch v) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
-// Counts one arrival; all earlier stores of the caller (and of threads it has synchronised with) come before it.
-__device__ __forceinline__ void count_release_sys(uint32_t* p) {
-  asm volatile("red.release.sys.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
+// Counts one arrival at a local counter that this GPU's stream operations wait for, before its copy engine reads what
+// was stored. All earlier stores of the caller, and of threads it has synchronised with, are in the L2 by then, where
+// the copy engine reads: the scope is the GPU.
+__device__ __forceinline__ void count_release_gpu(uint32_t* p) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
 }
 
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async;" ::: "memory"); }

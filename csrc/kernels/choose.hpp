@@ -36,14 +36,32 @@ inline bool parse_choice(std::string const& text, LaunchChoice* choice) {
          choice->pieces <= kMaxPieces;
 }
 
+// Rows of a chunk, rounded up to whole clusters of a kernel.
+inline int64_t padded_rows(int64_t rows, TileShape shape) {
+  return round_up(rows, int64_t{shape.tile_m} * shape.cluster_m);
+}
+
 inline LaunchChoice choose_launch(Problem const& problem) {
+  int64_t const bytes = problem.rows * (problem.op == Op::kAgGemm ? problem.k : problem.n) * 2;
+  int const large = kernel_index("c256x128_2x1");
+  int const small = kernel_index("c128x256_2x1");
+  int64_t const least = padded_rows(problem.rows, kKernels[small].config.shape);
   LaunchChoice choice;
-  bool const few_rows = problem.rows <= 512;
-  choice.kernel = few_rows ? kernel_index("p128x128_2x1") : kernel_index("c128x256_2x1");
-  choice.swizzle = 2;
-  choice.along_n = true;
-  int64_t const bytes = problem.op == Op::kAgGemm ? problem.rows * problem.k * 2 : problem.rows * problem.n * 2;
-  choice.pieces = choose_pieces(bytes, 2);
+  if (problem.rows <= 128) {
+    // One row of tiles a chunk: 128 x 128 gives more of them to share out.
+    choice.kernel = kernel_index("p128x128_2x1");
+    choice.along_n = true;
+    choice.swizzle = 2;
+  } else if (padded_rows(problem.rows, kKernels[large].config.shape) <= least + least / 16) {
+    choice.kernel = large;
+    choice.along_n = false;
+    choice.swizzle = 1;
+  } else {
+    choice.kernel = small;
+    choice.along_n = false;
+    choice.swizzle = 4;
+  }
+  choice.pieces = problem.op == Op::kAgGemm ? 1 : choose_pieces(bytes, 2);
   return choice;
 }
 

@@ -39,7 +39,8 @@ class RsEpilogue : public Stock_ {
   using typename Stock::TensorStorage;
   static constexpr int kAccumulators = cute::size<0>(TileShapeMNK{}) * cute::size<1>(TileShapeMNK{}) / Threads;
   static constexpr int kVectors = kAccumulators / 8;  // 16-byte vectors of a thread
-  static constexpr int kBatch = 2;                    // vectors loaded at a time, one batch ahead of their use
+  static constexpr int kBatch = 2;                    // vectors loaded together,
+  static constexpr int kAhead = 4;                    // and batches in flight: 32 KB an SM hide the memory's latency
   static constexpr int64_t kTileBytes = int64_t{kVectors} * Threads * 16;
   static_assert(kVectors % kBatch == 0);
 
@@ -121,7 +122,7 @@ class RsEpilogue : public Stock_ {
     }
     sync_warpgroup();
     if (thread_idx % cutlass::NumThreadsPerWarpGroup == 0) {
-      count_release_sys(t.tiles_done + owner * kMaxPieces + t.pieces.piece_of(position));
+      count_release_gpu(t.tiles_done + owner * kMaxPieces + t.pieces.piece_of(position));
     }
   }
 
@@ -136,17 +137,27 @@ class RsEpilogue : public Stock_ {
     }
     sync_warpgroup();
 
+    // Batches are loaded in the order of use, batch by batch and source by source, kAhead of them ahead.
     constexpr int kBatches = kVectors / kBatch;
     int const first = t.rank == 0 ? 1 : 0;
-    auto load = [&](uint4(&to)[kBatch], int source, int batch) {
-      uint8_t const* from = t.staged + offset(rs_slot(t.rank, t.world, source), position, thread_idx);
+    int load_batch = 0, load_source = first;
+    uint4 ahead[kAhead][kBatch];
+    auto load_next = [&](uint4(&to)[kBatch]) {
+      if (load_batch == kBatches) return;
+      uint8_t const* from = t.staged + offset(rs_slot(t.rank, t.world, load_source), position, thread_idx);
       CUTLASS_PRAGMA_UNROLL
       for (int v = 0; v < kBatch; ++v) {
-        to[v] = __ldcg(reinterpret_cast<uint4 const*>(from + (batch * kBatch + v) * Threads * 16));
+        to[v] = __ldcg(reinterpret_cast<uint4 const*>(from + (load_batch * kBatch + v) * Threads * 16));
+      }
+      load_source += load_source + 1 == t.rank ? 2 : 1;
+      if (load_source >= t.world) {
+        load_source = first;
+        ++load_batch;
       }
     };
-    uint4 next[kBatch];
-    load(next, first, 0);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kAhead; ++i) load_next(ahead[i]);
+
     CUTLASS_PRAGMA_UNROLL
     for (int batch = 0; batch < kBatches; ++batch) {
       float sum[kBatch * 8] = {};
@@ -157,16 +168,13 @@ class RsEpilogue : public Stock_ {
           for (int i = 0; i < kBatch * 8; ++i) sum[i] += acc(batch * kBatch * 8 + i);
           continue;
         }
-        uint4 now[kBatch];
+        accumulate(sum, ahead[0]);
         CUTLASS_PRAGMA_UNROLL
-        for (int v = 0; v < kBatch; ++v) now[v] = next[v];
-        int const following = source + 1 == t.rank ? source + 2 : source + 1;
-        if (following < t.world) {
-          load(next, following, batch);
-        } else if (batch + 1 < kBatches) {
-          load(next, first, batch + 1);
+        for (int i = 0; i + 1 < kAhead; ++i) {
+          CUTLASS_PRAGMA_UNROLL
+          for (int v = 0; v < kBatch; ++v) ahead[i][v] = ahead[i + 1][v];
         }
-        accumulate(sum, now);
+        load_next(ahead[kAhead - 1]);
       }
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kBatch * 8; ++i) acc(batch * kBatch * 8 + i) = sum[i];
