@@ -96,12 +96,12 @@ def unlike_arguments(ctx, op, what, culprit):
         call_and_sync(ctx, operands)
 
 
-def set_timeout_and_wait(ctx, culprit):
+def set_timeout_and_wait(ctx, culprit, seconds):
     """flux_ops.set_timeout acts on calls that follow."""
     good_call(ctx, "ag_gemm")
-    flux_ops.set_timeout(2.0)
+    flux_ops.set_timeout(seconds)
     if ctx.rank == culprit:
-        time.sleep(4.0)
+        time.sleep(seconds + 2.0)
     calls_until_error(ctx, "ag_gemm", 2)
 
 
@@ -127,6 +127,11 @@ DEATHS = (
 
 
 class FaultCases:
+    timeout_s = 2
+
+    def limit(self):
+        return {"FLUX_TIMEOUT": str(self.timeout_s)}
+
     def test_a_late_peer_is_waited_for(self, spawn):
         ranks = spawn(2, {"FLUX_TIMEOUT": "20"})
         for op in OPS:
@@ -134,20 +139,20 @@ class FaultCases:
 
     @pytest.mark.parametrize("op", OPS)
     def test_a_peer_too_late_is_named(self, spawn, op):
-        outcomes = spawn(2, {"FLUX_TIMEOUT": "2"}).outcomes(late, op, 4.5, 1)
-        expect_timeouts(outcomes, op=op, culprit=1, seconds=2 + SLACK_S, culprit_too=False)
+        outcomes = spawn(2, self.limit()).outcomes(late, op, self.timeout_s + 2.5, 1)
+        expect_timeouts(outcomes, op=op, culprit=1, seconds=self.timeout_s + SLACK_S, culprit_too=False)
 
     @pytest.mark.parametrize("how", DEATHS)
     @pytest.mark.parametrize("op", OPS)
     def test_a_dead_peer_is_named(self, spawn, op, how):
         world = self.fault_world
-        outcomes = spawn(world, {"FLUX_TIMEOUT": "2"}).outcomes(dead, op, world - 1, how)
-        expect_timeouts(outcomes, op=op, culprit=world - 1, seconds=2 + SLACK_S, culprit_too=False)
+        outcomes = spawn(world, self.limit()).outcomes(dead, op, world - 1, how)
+        expect_timeouts(outcomes, op=op, culprit=world - 1, seconds=self.timeout_s + SLACK_S, culprit_too=False)
 
     @pytest.mark.parametrize("op", ("gemm_rs", pytest.param("ag_gemm", marks=CPU_IS_ENOUGH)))
     def test_a_peer_in_another_op(self, spawn, op):
-        outcomes = spawn(2, {"FLUX_TIMEOUT": "2"}).outcomes(other_op, op, 1)
-        expect_timeouts(outcomes, op=op, culprit=1, seconds=2 + SLACK_S)
+        outcomes = spawn(2, self.limit()).outcomes(other_op, op, 1)
+        expect_timeouts(outcomes, op=op, culprit=1, seconds=self.timeout_s + SLACK_S)
 
     @pytest.mark.parametrize("check", ("1", "0"), ids=("later call", "FLUX_CHECK=0"))
     @pytest.mark.parametrize(
@@ -162,11 +167,11 @@ class FaultCases:
     )
     def test_unlike_arguments(self, spawn, op, what, check):
         """Both ranks know both shapes, or nobody checks: no comparison takes place before the call."""
-        outcomes = spawn(2, {"FLUX_TIMEOUT": "2", "FLUX_CHECK": check}).outcomes(unlike_arguments, op, what, 1)
+        outcomes = spawn(2, {**self.limit(), "FLUX_CHECK": check}).outcomes(unlike_arguments, op, what, 1)
         for outcome in outcomes:
             assert outcome.status == "error", outcome.describe()
-            assert outcome.seconds < 2 + SLACK_S, outcome.describe()
+            assert outcome.seconds < self.timeout_s + SLACK_S, outcome.describe()
 
     def test_set_timeout(self, spawn):
-        outcomes = spawn(2, {"FLUX_TIMEOUT": "60"}).outcomes(set_timeout_and_wait, 1)
-        expect_timeouts(outcomes, op="ag_gemm", culprit=1, seconds=2 + SLACK_S, culprit_too=False)
+        outcomes = spawn(2, {"FLUX_TIMEOUT": "60"}).outcomes(set_timeout_and_wait, 1, self.timeout_s)
+        expect_timeouts(outcomes, op="ag_gemm", culprit=1, seconds=self.timeout_s + SLACK_S, culprit_too=False)

@@ -138,7 +138,7 @@ def many_sizes(ctx, turns, slow_s):
 def capture_unprepared(ctx, op):
     """Capture before anything was prepared, or of more than was: an error that says what to do; then it works."""
     group = dist.new_group(list(range(ctx.world)))
-    small, large = Case(op, 64, 256, 512, seed=1), Case(op, 1024, 1024, 2048, seed=2)
+    small, large = Case(op, 64, 256, 512, seed=1), Case(op, 2048, 4096, 2048, seed=2)
     messages = []
 
     def refused_capture(case):
@@ -155,18 +155,26 @@ def capture_unprepared(ctx, op):
         operands = make(ctx, case, group)
         call(operands, group=group)
         graph, y = capture(lambda: call(operands, group=group))
-        graph.replay()
-        problem = first_difference(y, operands.expected().to(BF16), rank=ctx.rank)
-        assert problem is None, problem
-        return graph
+        want = operands.expected().to(BF16)
+
+        def replay():
+            y.fill_(float("nan"))
+            graph.replay()
+            problem = first_difference(y, want, rank=ctx.rank)
+            assert problem is None, f"{case}: {problem}"
+
+        replay()
+        return replay
 
     refused_capture(small)
     assert check(ctx, small, group=group) is None
     refused_capture(large)
-    kept = captured_and_right(small)
+    replay_small = captured_and_right(small)
     flux_ops.prepare(op=op, max_m=large.rows * ctx.world, n=large.n, k=large.k, dtype=BF16, group=group)
-    other = captured_and_right(large)
-    release(ctx, group, kept, other)
+    replay_large = captured_and_right(large)
+    for replay in (replay_small, replay_large, replay_small):  # the workspace has grown since the first was captured
+        replay()
+    release(ctx, group, replay_small, replay_large)
     return messages
 
 
