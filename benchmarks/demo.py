@@ -160,7 +160,8 @@ def demo(place):
     place.say(f"  {block.m} tokens, hidden size {setting.h}, inner size {block.i}, {str(setting.dtype)[6:]}")
     place.say(f"  each rank holds {block.m // place.world} tokens and 1/{place.world} of every weight")
     strategies = ["sequential", "fused"]
-    with warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         block.parallel("auto")
     ran = flux_ops.last_dispatch()
     if ran.strategy != "fused":
