@@ -94,7 +94,7 @@ class Run:
             result = fn()
             self.place.sync()
         except Exception as error:  # noqa: BLE001 (a candidate that can't run is a result)
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160] if str(error) else ''}"
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error) else ''}"
         reason = next(filter(None, self.place.everyone(reason)), None)
         return (None, reason) if reason else (result, None)
 
@@ -228,6 +228,7 @@ def run(place, args):
 def main():
     args = parse_arguments()
     if not launch.under_launcher():
+        list(shapes_of(args))  # an unknown name is said once
         if args.device == "cpu":
             print(f"No second GPU: CPU processes, shapes divided by {CPU_SCALE}. These times say nothing about GPUs.")
         sys.exit(launch.run_ranks(args.world, args.limit))
