@@ -86,12 +86,13 @@ $(VENV)/.cutlass-installed: requirements/cutlass.txt | $(VENV)/.torch-installed
 lint: $(ENVIRONMENT) $(TOOLS)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	clang-format --dry-run -Werror $(CPP_FILES)
+	@echo 'clang-format --dry-run -Werror: the C++ and CUDA files of csrc and tests'
+	@clang-format --dry-run -Werror $(CPP_FILES)
 
 format: $(ENVIRONMENT) $(TOOLS)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
-	clang-format -i $(CPP_FILES)
+	@clang-format -i $(CPP_FILES)
 
 clean:
 	rm -rf build dist *.egg-info flux_ops/*.so .pytest_cache .ruff_cache
