@@ -118,6 +118,11 @@ class Workspace:
         send_bytes = max(self.send_bytes, _round_up(send_bytes))
         if (region_bytes, send_bytes) == (self.region_bytes, self.send_bytes):
             return
+        wanted = f"{region_bytes} and {send_bytes} bytes"
+        answers = self._members.exchange(site, f"grow/{site.call}/size", wanted)
+        if any(answer != wanted for answer in answers):
+            listed = "; ".join(f"rank {rank}: {answer}" for rank, answer in enumerate(answers))
+            raise ValueError(f"{site}: the ranks need workspaces of unlike sizes, so they make unlike calls ({listed})")
         if self.block is not None:
             self._retire(site)
         total_bytes = self._core.workspace_total_bytes(region_bytes, send_bytes)

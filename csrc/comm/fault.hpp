@@ -1,6 +1,6 @@
 #pragma once
-// The record that a bounded wait leaves when a peer does not arrive in time. It lies in pinned host memory, so the
-// host can read it after the kernel has trapped and the CUDA context is lost.
+// The record that a wait leaves when a peer does not arrive in time, or makes another call. It lies in pinned host
+// memory, so the host can read it after the kernel has trapped and the CUDA context is lost.
 
 #include <cstdint>
 
@@ -15,14 +15,14 @@ struct FaultRecord {
   int32_t peer;
   int32_t piece;
   int32_t tile_m, tile_n;
-  Epoch expected;
+  Epoch expected;  // values of the word (make_signal, or plain epochs for `completed`)
   Epoch seen;
 };
 
 // What a kernel needs to wait for the signals of one call.
 struct SignalWait {
-  Epoch epoch;              // of this call
-  Epoch const* epoch_word;  // if not null, the epoch is read from here (graph replay)
+  Epoch signal;              // value of this call's signals
+  Epoch const* signal_word;  // if not null, the value is read from here (graph replay)
   uint64_t timeout_ns;
   FaultRecord* fault;     // pinned host memory
   uint32_t* fault_claim;  // device word: the first thread that times out writes the record

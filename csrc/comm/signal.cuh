@@ -43,9 +43,10 @@ __device__ __forceinline__ uint64_t global_timer_ns() {
   return t;
 }
 
-__device__ __forceinline__ Epoch epoch_of(SignalWait const& wait) {
-  if (wait.epoch_word != nullptr) return load_relaxed_sys(wait.epoch_word);
-  return wait.epoch;
+// The value of the signals of the call that `wait` belongs to.
+__device__ __forceinline__ Epoch signal_of(SignalWait const& wait) {
+  if (wait.signal_word != nullptr) return load_relaxed_sys(wait.signal_word);
+  return wait.signal;
 }
 
 // Records the first fault and stops the kernel: what it would compute from here on could only be wrong.
@@ -72,18 +73,28 @@ __device__ __forceinline__ void report_fault(SignalWait const& wait, int peer, i
   __trap();
 }
 
-// Returns once *word >= expected; stops the kernel with a fault record after the timeout.
-__device__ __forceinline__ void wait_signal(SignalWait const& wait, Epoch const* word, Epoch expected, int peer,
-                                            int piece, int tile_m, int tile_n) {
-  if (load_acquire_sys(word) >= expected) return;
+// Returns once *word >= expected. Stops the kernel with a fault record after the timeout.
+__device__ __forceinline__ Epoch wait_at_least(SignalWait const& wait, Epoch const* word, Epoch expected, int peer,
+                                               int piece, int tile_m, int tile_n) {
+  Epoch seen = load_acquire_sys(word);
+  if (seen >= expected) return seen;
   uint64_t const start = global_timer_ns();
   for (;;) {
-    Epoch const seen = load_acquire_sys(word);
-    if (seen >= expected) return;
+    seen = load_acquire_sys(word);
+    if (seen >= expected) return seen;
     if (global_timer_ns() - start > wait.timeout_ns) {
       report_fault(wait, peer, piece, tile_m, tile_n, expected, seen);
     }
   }
+}
+
+// Waits for the signal of this call at *word; a signal of the same epoch with another digest is a fault. The word
+// keeps its value until this rank has finished the call, so no other value can follow the right one.
+__device__ __forceinline__ void wait_signal(SignalWait const& wait, Epoch const* word, int peer, int piece, int tile_m,
+                                            int tile_n) {
+  Epoch const expected = signal_of(wait);
+  Epoch const seen = wait_at_least(wait, word, make_signal(signal_epoch(expected), 0), peer, piece, tile_m, tile_n);
+  if (seen != expected) report_fault(wait, peer, piece, tile_m, tile_n, expected, seen);
 }
 
 }  // namespace flux

@@ -38,12 +38,16 @@ cudaError_t to_runtime_error(CUresult result) {
   return result == CUDA_ERROR_NOT_SUPPORTED ? cudaErrorNotSupported : cudaErrorUnknown;
 }
 
-__global__ void begin_call_kernel(Epoch* epoch, Epoch const* completed, int world, SignalWait wait) {
-  Epoch const previous = *epoch;
+__global__ void begin_call_kernel(LocalWords* local, uint64_t digest, Epoch const* completed, int world,
+                                  SignalWait wait) {
+  Epoch const previous = local->epoch;
   __syncwarp();
   int const peer = threadIdx.x;
-  if (peer == 0) *epoch = previous + 1;
-  if (peer < world && peer != wait.rank) wait_signal(wait, completed + peer, previous, peer, -1, -1, -1);
+  if (peer == 0) {
+    local->epoch = previous + 1;
+    local->signal = make_signal(previous + 1, digest);
+  }
+  if (peer < world && peer != wait.rank) wait_at_least(wait, completed + peer, previous, peer, -1, -1, -1);
 }
 
 __global__ void end_call_kernel(PeerWords completed, int rank, int world, Epoch const* epoch) {
@@ -71,9 +75,9 @@ cudaError_t stream_wait(cudaStream_t stream, uint32_t const* word, uint32_t valu
       memory_ops().wait32(stream, reinterpret_cast<CUdeviceptr>(word), value, CU_STREAM_WAIT_VALUE_GEQ));
 }
 
-cudaError_t stream_begin_call(cudaStream_t stream, Epoch* epoch, Epoch const* completed, int world,
-                              SignalWait const& wait) {
-  begin_call_kernel<<<1, 32, 0, stream>>>(epoch, completed, world, wait);
+cudaError_t stream_begin_call(cudaStream_t stream, LocalWords* local, uint64_t digest, Epoch const* completed,
+                              int world, SignalWait const& wait) {
+  begin_call_kernel<<<1, 32, 0, stream>>>(local, digest, completed, world, wait);
   return cudaGetLastError();
 }
 

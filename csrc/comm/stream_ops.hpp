@@ -16,11 +16,11 @@ cudaError_t stream_write(cudaStream_t stream, uint32_t* word, uint32_t value);
 cudaError_t stream_wait(cudaStream_t stream, uint32_t const* word, uint32_t value);
 
 // Graph replay (see csrc/cuda/workspace.hpp), one small kernel each.
-// Counts a call, *wait.epoch_word += 1, and waits until every peer has finished the call before it:
-// completed[q] >= *wait.epoch_word - 1. It stands before the GEMM on the same stream: a kernel that waits beside a
+// Counts a call: epoch += 1, signal = make_signal(epoch, digest). Then waits until every peer has finished the call
+// before it, completed[q] >= epoch - 1. It stands before the GEMM on the same stream: a kernel that waits beside a
 // persistent GEMM might find no free SM.
-cudaError_t stream_begin_call(cudaStream_t stream, Epoch* epoch, Epoch const* completed, int world,
-                              SignalWait const& wait);
+cudaError_t stream_begin_call(cudaStream_t stream, LocalWords* local, uint64_t digest, Epoch const* completed,
+                              int world, SignalWait const& wait);
 // Tells every peer that this rank has finished the call: (*completed_at[q]) = epoch.
 struct PeerWords {
   Epoch* at[kMaxWorld];

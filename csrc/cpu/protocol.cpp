@@ -41,8 +41,8 @@ Exchange::Exchange(Problem const& problem, WorkspaceView const& workspace, Epoch
       start_(std::chrono::steady_clock::now()) {}
 
 Epoch& Exchange::arrived(int owner, int source, int piece) const {
-  SignalKind const kind = problem_.op == Op::kAgGemm ? SignalKind::kAgGemm : SignalKind::kGemmRs;
-  return workspace_.control(owner).signals.arrived[static_cast<int>(kind)][source][piece];
+  int const set = static_cast<int>(signal_set_of(epoch_));
+  return workspace_.control(owner).signals.arrived[set][source][piece];
 }
 
 CallWords& Exchange::call_words(int rank) const {

@@ -15,7 +15,8 @@ void ag_gemm(Problem const& problem, Operands const& operands, Workspace& worksp
   cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
   WorkspaceView const& view = workspace.view();
   LaunchChoice const choice = launch_choice(problem);
-  Call call(workspace, problem, stream, epoch, timeout_seconds);
+  uint64_t const digest = digest_of(problem, choice, operands.bias != nullptr);
+  Call call(workspace, problem, digest, stream, epoch, timeout_seconds);
 
   int64_t const row_bytes = problem.k * element_size(problem.dtype);
   int64_t const shard_bytes = problem.rows * row_bytes;

@@ -19,6 +19,17 @@ LaunchChoice launch_choice(Problem const& problem) {
   return choice;
 }
 
+uint64_t digest_of(Problem const& problem, LaunchChoice const& choice, bool has_bias) {
+  uint64_t digest = 14695981039346656037ull;
+  for (int64_t const value : {int64_t{static_cast<int>(problem.op)}, problem.rows, problem.n, problem.k,
+                              int64_t{static_cast<int>(problem.dtype)}, int64_t{has_bias}, int64_t{choice.kernel},
+                              int64_t{choice.swizzle}, int64_t{choice.along_n}, int64_t{choice.pieces}}) {
+    digest = (digest ^ static_cast<uint64_t>(value)) * 1099511628211ull;
+    digest ^= digest >> 31;
+  }
+  return digest;
+}
+
 std::string why_not_fused(Problem const& problem) {
   if (problem.dtype != DataType::kBFloat16 && problem.dtype != DataType::kFloat16) {
     return "its CUDA kernels take bfloat16 and float16 only";
@@ -66,6 +77,8 @@ RsPlan rs_plan(Problem const& problem) {
 }
 
 std::shared_ptr<Workspace> make_workspace(WorkspaceView const& view) { return std::make_shared<Workspace>(view); }
+
+void check_fault(Workspace const& workspace) { workspace.check_fault(); }
 
 bool is_capturing() { return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None; }
 

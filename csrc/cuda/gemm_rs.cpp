@@ -20,7 +20,8 @@ void gemm_rs(Problem const& problem, Operands const& operands, Workspace& worksp
   int64_t const num_tiles = plan.order.num_tiles();
   int64_t const staged_bytes = rs_region_bytes(problem.world, num_tiles, plan.tile_bytes);
   TORCH_INTERNAL_ASSERT(view.layout.region_bytes >= staged_bytes && view.layout.send_bytes >= staged_bytes);
-  Call call(workspace, problem, stream, epoch, timeout_seconds);
+  uint64_t const digest = digest_of(problem, plan.choice, operands.bias != nullptr);
+  Call call(workspace, problem, digest, stream, epoch, timeout_seconds);
   LocalWords& local = view.control(problem.rank).local;
 
   GemmRsArgs args{};

@@ -10,6 +10,9 @@ namespace flux::cuda {
 // The configuration that the problem names, or the default choice.
 LaunchChoice launch_choice(Problem const& problem);
 
+// What the ranks must have in common to exchange data in a call.
+uint64_t digest_of(Problem const& problem, LaunchChoice const& choice, bool has_bias);
+
 // How the partials of gemm_rs travel: both ends compute it alike.
 struct RsPlan {
   LaunchChoice choice;

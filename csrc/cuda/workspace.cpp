@@ -45,23 +45,42 @@ Workspace::~Workspace() {  // errors are ignored: the context may be lost alread
 std::string Workspace::fault_message() const {
   FaultRecord const volatile& fault = *fault_;
   if (fault.written == 0) return {};
-  std::string const what = fault.piece < 0 ? "to finish its call before"
-                                           : c10::str("for piece ", int{fault.piece}, " of its chunk, read by tile (",
-                                                      int{fault.tile_m}, ", ", int{fault.tile_n}, ")");
-  return c10::str("flux_ops.", op_name(static_cast<Op>(fault.op)), " timed out: group '", view_.group_name, "', rank ",
-                  int{fault.rank}, " waited ", timeout_seconds_, " s for peer ", int{fault.peer}, " ", what,
-                  "; expected epoch ", Epoch{fault.expected}, ", seen epoch ", Epoch{fault.seen},
-                  ". The peer is dead, late, or made another call. The CUDA context of this process is lost: restart "
-                  "the processes of the group. If the peer was only slow, raise the timeout (flux_ops.set_timeout).");
+  Epoch const expected = fault.expected, seen = fault.seen;
+  std::string text = c10::str("flux_ops.", op_name(static_cast<Op>(fault.op)), ": rank ", int{fault.rank},
+                              " of group '", view_.group_name, "' ");
+  bool const ends = fault.piece < 0;  // the wait for the end of the peer's call before
+  if (!ends && signal_epoch(seen) == signal_epoch(expected)) {
+    text += c10::str("is out of step: in fused call ", signal_epoch(expected), " peer ", int{fault.peer},
+                     " computes another op, shape or dtype, or with another configuration");
+  } else {
+    text += c10::str("timed out: it waited ", timeout_seconds_, " s for peer ", int{fault.peer},
+                     ends ? std::string(" to finish its call before")
+                          : c10::str(": tile (", int{fault.tile_m}, ", ", int{fault.tile_n}, ") needs piece ",
+                                     int{fault.piece}, " of its data"),
+                     ", expected epoch ", ends ? expected : signal_epoch(expected), ", seen ",
+                     ends ? seen : signal_epoch(seen),
+                     ". The peer is late, dead, or makes other calls than this one; flux_ops.set_timeout(seconds) "
+                     "allows more time");
+  }
+  return text + ". The CUDA context of this process is lost: restart the processes of the group.";
 }
 
-Call::Call(Workspace& workspace, Problem const& problem, cudaStream_t stream, Epoch epoch, double timeout_seconds)
-    : workspace_(workspace), problem_(problem), stream_(stream), epoch_(epoch), parity_(parity_of(epoch)) {
-  if (std::string const fault = workspace.fault_message(); !fault.empty()) C10_THROW_ERROR(DistBackendError, fault);
+void Workspace::check_fault() const {
+  if (std::string const fault = fault_message(); !fault.empty()) C10_THROW_ERROR(DistBackendError, fault);
+}
+
+Call::Call(Workspace& workspace, Problem const& problem, uint64_t digest, cudaStream_t stream, Epoch epoch,
+           double timeout_seconds)
+    : workspace_(workspace),
+      problem_(problem),
+      stream_(stream),
+      parity_(parity_of(epoch)),
+      signals_(signal_set_of(epoch)) {
+  workspace.check_fault();
   workspace.timeout_seconds_ = timeout_seconds;
   ControlWords& control = workspace.view_.control(problem.rank);
-  wait_.epoch = epoch;
-  wait_.epoch_word = nullptr;
+  wait_.signal = make_signal(epoch, digest);
+  wait_.signal_word = nullptr;
   wait_.timeout_ns = static_cast<uint64_t>(timeout_seconds * 1e9);
   wait_.fault = workspace.fault_;
   wait_.fault_claim = &control.local.fault_claim;
@@ -78,20 +97,15 @@ Call::Call(Workspace& workspace, Problem const& problem, cudaStream_t stream, Ep
   }
   if (workspace.replayed_) {
     parity_ = workspace.replay_parity_;
-    wait_.epoch_word = &control.local.epoch;
-    check(stream_begin_call(stream, &control.local.epoch, control.signals.completed, problem.world, wait_),
+    signals_ = SignalSet::kReplay;
+    wait_.signal_word = &control.local.signal;
+    check(stream_begin_call(stream, &control.local, digest, control.signals.completed, problem.world, wait_),
           "starting a call");
   }
 }
 
-SignalKind Call::signal_kind() const {
-  bool const ag = problem_.op == Op::kAgGemm;
-  if (workspace_.replayed_) return ag ? SignalKind::kAgGemmReplay : SignalKind::kGemmRsReplay;
-  return ag ? SignalKind::kAgGemm : SignalKind::kGemmRs;
-}
-
 Epoch* Call::arrived(int r, int source) const {
-  return workspace_.view_.control(r).signals.arrived[static_cast<int>(signal_kind())][source];
+  return workspace_.view_.control(r).signals.arrived[static_cast<int>(signals_)][source];
 }
 
 void Call::fork() {
@@ -103,10 +117,10 @@ void Call::push(void* to, void const* from, int64_t bytes, Epoch* signal) {
   cudaStream_t const stream = workspace_.side_stream_;
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "a push to a peer");
   if (workspace_.replayed_) {
-    check(cudaMemcpyAsync(signal, wait_.epoch_word, sizeof(Epoch), cudaMemcpyDeviceToDevice, stream),
+    check(cudaMemcpyAsync(signal, wait_.signal_word, sizeof(Epoch), cudaMemcpyDeviceToDevice, stream),
           "a signal to a peer");
   } else {
-    check(stream_write(stream, signal, epoch_), "a signal to a peer");
+    check(stream_write(stream, signal, wait_.signal), "a signal to a peer");
   }
 }
 
@@ -119,7 +133,9 @@ void Call::finish() {
   if (workspace_.replayed_) {
     PeerWords completed{};
     for (int r = 0; r < problem_.world; ++r) completed.at[r] = workspace_.view_.control(r).signals.completed;
-    check(stream_end_call(stream_, completed, problem_.rank, problem_.world, wait_.epoch_word), "ending a call");
+    check(stream_end_call(stream_, completed, problem_.rank, problem_.world,
+                          &workspace_.view_.control(problem_.rank).local.epoch),
+          "ending a call");
   }
 }
 

@@ -4,11 +4,12 @@
 // Protocol, one call of any op on a group:
 //
 //  1. Every rank calls the same ops with the same problems in the same order, on one stream.
-//  2. A call has an epoch, one more than the call before. A push writes its data, then the piece's signal with the
-//     call's epoch. A reader waits for signal >= epoch. Nothing that a peer writes is ever reset.
-//  3. Eager calls use the region of parity epoch & 1. Why it is free: to finish call e-1 a rank needs data from every
-//     peer that the peer sends after it has finished call e-2. So when this rank starts call e, every peer is done
-//     with call e-2, the last to use that region.
+//  2. A call has an epoch, one more than the call before. A push writes its data, then the piece's signal, which holds
+//     the epoch and a digest of the problem. A reader waits for its epoch; another digest tells it that the peer makes
+//     another call. Nothing that a peer writes is ever reset.
+//  3. Eager calls use the region, and the set of signals, of parity epoch & 1. Why they are free: to finish call e-1 a
+//     rank needs data from every peer that the peer sends after it has finished call e-2. So when this rank starts call
+//     e, every peer is done with call e-2, the last to use that parity.
 //  4. The call ends on the caller's stream when the kernel and the pushes of this rank are done; then the send buffer,
 //     the tile counters and the operands are free again.
 //  5. From the first call that a CUDA graph captures on, the host can't know epochs: replays advance them. Such calls,
@@ -39,6 +40,8 @@ class Workspace {
 
   // The fault that an earlier call left behind, as a sentence; empty if there is none.
   std::string fault_message() const;
+  // Throws it as c10::DistBackendError.
+  void check_fault() const;
 
  private:
   friend class Call;
@@ -57,13 +60,14 @@ class Workspace {
 // One call in flight between its first and its last launch on the caller's stream.
 class Call {
  public:
-  Call(Workspace& workspace, Problem const& problem, cudaStream_t stream, Epoch epoch, double timeout_seconds);
+  // `digest` is that of the problem and of how it is run (see digest_of).
+  Call(Workspace& workspace, Problem const& problem, uint64_t digest, cudaStream_t stream, Epoch epoch,
+       double timeout_seconds);
 
   int parity() const { return parity_; }
-  SignalKind signal_kind() const;
   SignalWait const& wait() const { return wait_; }
 
-  // The signals of this call's kind at rank `r`, written by `source`.
+  // The signals of this call at rank `r`, written by `source`.
   Epoch* arrived(int r, int source) const;
 
   // Lets the side stream start: it sees all that the caller's stream has done so far.
@@ -79,8 +83,8 @@ class Call {
   Workspace& workspace_;
   Problem const& problem_;
   cudaStream_t stream_;
-  Epoch epoch_;
   int parity_;
+  SignalSet signals_;
   SignalWait wait_;
 };
 

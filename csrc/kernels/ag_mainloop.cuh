@@ -80,8 +80,7 @@ struct AgMainloop : Stock_ {
     int const piece = arrival.pieces.piece_of(end_row - 1);
     if (source == ready_source_ && piece <= ready_piece_) return;
     if (cute::elect_one_sync()) {
-      wait_signal(arrival.wait, arrival.arrived + source * kMaxPieces + piece, epoch_of(arrival.wait), source, piece, m,
-                  n);
+      wait_signal(arrival.wait, arrival.arrived + source * kMaxPieces + piece, source, piece, m, n);
       fence_async_proxy();
     }
     __syncwarp();

@@ -41,27 +41,22 @@ inline int64_t padded_rows(int64_t rows, TileShape shape) {
   return round_up(rows, int64_t{shape.tile_m} * shape.cluster_m);
 }
 
+// Measured on H100s at TP = 2 and 4 (benchmarks/bench.py --explore).
 inline LaunchChoice choose_launch(Problem const& problem) {
-  int64_t const bytes = problem.rows * (problem.op == Op::kAgGemm ? problem.k : problem.n) * 2;
-  int const large = kernel_index("c256x128_2x1");
-  int const small = kernel_index("c128x256_2x1");
-  int64_t const least = padded_rows(problem.rows, kKernels[small].config.shape);
+  bool const ag = problem.op == Op::kAgGemm;
+  int const tall = kernel_index("c256x128_2x1");
+  int const wide = kernel_index("c128x256_2x1");
+  int64_t const least = padded_rows(problem.rows, kKernels[wide].config.shape);
   LaunchChoice choice;
-  if (problem.rows <= 128) {
-    // One row of tiles a chunk: 128 x 128 gives more of them to share out.
-    choice.kernel = kernel_index("p128x128_2x1");
-    choice.along_n = true;
-    choice.swizzle = 2;
-  } else if (padded_rows(problem.rows, kKernels[large].config.shape) <= least + least / 16) {
-    choice.kernel = large;
-    choice.along_n = false;
-    choice.swizzle = 1;
+  if (problem.rows <= 128) {  // one row of tiles a chunk: small tiles share it out better
+    choice = {kernel_index("p128x128_2x1"), 2, true, 1};
+  } else if (ag && padded_rows(problem.rows, kKernels[tall].config.shape) <= least + least / 16) {
+    choice = {tall, 1, false, 1};
   } else {
-    choice.kernel = small;
-    choice.along_n = false;
-    choice.swizzle = 4;
+    choice = {wide, ag ? 4 : 1, false, 1};
   }
-  choice.pieces = problem.op == Op::kAgGemm ? 1 : choose_pieces(bytes, 2);
+  // The own shard of ag_gemm hides the arrival of the next; a partial of gemm_rs should leave before its chunk is done.
+  if (!ag) choice.pieces = choose_pieces(problem.rows * problem.n * 2, 2);
   return choice;
 }
 

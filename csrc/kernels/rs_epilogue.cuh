@@ -133,7 +133,7 @@ class RsEpilogue : public Stock_ {
     int const piece = t.pieces.piece_of(position);
     int const peer = thread_idx % cutlass::NumThreadsPerWarpGroup;
     if (peer < t.world && peer != t.rank) {
-      wait_signal(t.wait, t.arrived + peer * kMaxPieces + piece, epoch_of(t.wait), peer, piece, at.m, at.n);
+      wait_signal(t.wait, t.arrived + peer * kMaxPieces + piece, peer, piece, at.m, at.n);
     }
     sync_warpgroup();
 

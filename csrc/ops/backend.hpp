@@ -34,11 +34,14 @@ WorkspaceNeeds workspace_needs(Problem const& problem);
 class Workspace;
 std::shared_ptr<Workspace> make_workspace(WorkspaceView const& view);
 
+// Throws, as c10::DistBackendError, the fault that an earlier call has met on the GPU: a peer that did not arrive
+// within the timeout, or made another call. It does not touch the CUDA context, which is lost by then.
+void check_fault(Workspace const& workspace);
+
 // True while the current stream records a CUDA graph.
 bool is_capturing();
 
-// Enqueue one call on the current stream. A fault of an earlier call on this workspace (a peer that did not arrive
-// within the timeout) is thrown as c10::DistBackendError before anything is launched.
+// Enqueue one call on the current stream. A fault of an earlier call is thrown before anything is launched.
 void ag_gemm(Problem const& problem, Operands const& operands, Workspace& workspace, Epoch epoch,
              double timeout_seconds);
 void gemm_rs(Problem const& problem, Operands const& operands, Workspace& workspace, Epoch epoch,

@@ -109,6 +109,24 @@ WorkspaceNeeds workspace_needs(Problem const& problem, c10::DeviceType device) {
   return cpu::workspace_needs(problem);
 }
 
+namespace {
+
+// A fault that an earlier call has met on the device breaks the group; nothing else tells the host of it.
+void check_fault(GroupState& state, c10::DeviceType device) {
+#if defined(FLUX_WITH_CUDA)
+  DeviceState& on_device = state.on(device);
+  if (!on_device.cuda) return;
+  try {
+    cuda::check_fault(*on_device.cuda);
+  } catch (c10::DistBackendError const& e) {
+    state.broken = e.what_without_backtrace();
+    throw;
+  }
+#endif
+}
+
+}  // namespace
+
 void check_not_broken(GroupState const& state, char const* op) {
   TORCH_CHECK(state.broken.empty(), op, ": group '", state.name,
               "' can't be used any more, because its ranks are out of step since an earlier call failed. Call "
@@ -122,6 +140,7 @@ Call begin_call(Arguments const& args) {
   GroupState& state = *call.state;
   call.site = {state.name, state.id, state.calls++, op_name(args.op)};
   check_not_broken(state, call.site.op);
+  check_fault(state, args.x.device().type());
   try {
     call.problem = check_arguments(args, state.rank, state.world);
   } catch (c10::Error const& e) {

@@ -19,21 +19,31 @@ constexpr int64_t kRegionAlign = 1024;  // base of a region; tensor maps need 12
 
 using Epoch = uint64_t;  // one per call of any op on a group, counted from 1; it never wraps
 
-// Each op has two sets of signals: one for eager calls, whose epoch the host counts, and one for calls of a replayed
-// CUDA graph, whose epoch the device counts.
-enum class SignalKind : int { kAgGemm = 0, kGemmRs = 1, kAgGemmReplay = 2, kGemmRsReplay = 3 };
-constexpr int kNumSignalKinds = 4;
+// Eager calls alternate between two sets of signals, as they do between the regions, so a word keeps its value until
+// its reader has finished the call. Calls of replayed CUDA graphs, whose epoch the device counts, have a set of their
+// own.
+enum class SignalSet : int { kEven = 0, kOdd = 1, kReplay = 2 };
+constexpr int kNumSignalSets = 3;
 
-// Words that peers write. Each holds the newest epoch for which its event has happened, so a reader waits for
-// `word >= epoch`, and nothing is ever reset.
+// The value of a signal of the CUDA backend: the epoch, and below it a digest of what the writer computes in that
+// call. A reader that finds its epoch with another digest knows that the peer makes another call.
+constexpr int kDigestBits = 20;
+FLUX_HD Epoch make_signal(Epoch epoch, uint64_t digest) {
+  return epoch << kDigestBits | (digest & ((uint64_t{1} << kDigestBits) - 1));
+}
+FLUX_HD Epoch signal_epoch(Epoch signal) { return signal >> kDigestBits; }
+
+// Words that peers write. Each holds the newest epoch for which its event has happened, so a reader waits until it is
+// large enough, and nothing is ever reset.
 struct SignalWords {
-  Epoch arrived[kNumSignalKinds][kMaxWorld][kMaxPieces];  // [kind][source rank][piece]
-  Epoch completed[kMaxWorld];                             // last call that the peer has finished (graph replay)
+  Epoch arrived[kNumSignalSets][kMaxWorld][kMaxPieces];  // [set][source rank][piece]
+  Epoch completed[kMaxWorld];                            // last call that the peer has finished (graph replay)
 };
 
 // Words that only this rank touches.
 struct LocalWords {
   Epoch epoch;                                 // calls begun on the device (graph replay)
+  Epoch signal;                                // value of the signals of the call under way (graph replay)
   uint32_t tiles_done[kMaxWorld][kMaxPieces];  // gemm_rs: finished tiles by destination rank and piece
   uint32_t fault_claim;                        // set by the first thread whose wait times out
 };
@@ -43,7 +53,8 @@ struct ControlWords {
   LocalWords local;
 };
 
-FLUX_HD Epoch parity_of(Epoch epoch) { return epoch & 1; }
+FLUX_HD int parity_of(Epoch epoch) { return static_cast<int>(epoch & 1); }
+FLUX_HD SignalSet signal_set_of(Epoch epoch) { return parity_of(epoch) == 0 ? SignalSet::kEven : SignalSet::kOdd; }
 
 struct WorkspaceLayout {
   int64_t region_bytes;

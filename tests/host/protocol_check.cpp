@@ -32,6 +32,7 @@ std::map<std::string, Change> const kChanges = {
     {"push_too_early", Change::kPushTooEarly},
     {"no_join", Change::kNoJoin},
     {"signal_first", Change::kSignalFirst},
+    {"one_signal_set", Change::kOneSignalSet},
     {"empty_call_counts", Change::kEmptyCallCounts},
     {"count_first", Change::kCountFirst},
     {"too_few_tiles", Change::kTooFewTiles},

@@ -52,7 +52,7 @@ class Builder {
   struct Context {
     Call call;
     int rank, tag, epoch, region;
-    SignalKind kind;
+    SignalSet set;
     Pieces pieces;
     std::string text;  // how each step of the call begins
   };
@@ -64,22 +64,24 @@ class Builder {
   std::vector<Step>& push(int r) { return machine_.actors[2 * r + 1].steps; }
   bool residency() const { return s_.change == Change::kWaitKernelNeedsSm || s_.change == Change::kWaitBeforeGemm; }
 
-  static SignalKind kind_of(Call const& call) {
-    if (call.op == Op::kAgGemm) return call.replayed ? SignalKind::kAgGemmReplay : SignalKind::kAgGemm;
-    return call.replayed ? SignalKind::kGemmRsReplay : SignalKind::kGemmRs;
+  SignalSet set_of(Call const& call, int epoch) const {
+    if (call.replayed) return SignalSet::kReplay;
+    return s_.change == Change::kOneSignalSet ? SignalSet::kEven : signal_set_of(static_cast<Epoch>(epoch));
   }
 
   Buffer add_buffer(std::string const& name) { return {machine_.add(name), machine_.add("cells of " + name)}; }
 
   void add_memory() {
-    bool any_ag = false, any_rs = false, any_replayed = false, used[kNumSignalKinds] = {};
+    bool any_ag = false, any_rs = false, any_replayed = false, used[kNumSignalSets] = {};
+    int eager = 0;
     for (Call const& call : s_.calls) {
       any_ag |= call.op == Op::kAgGemm;
       any_rs |= call.op == Op::kGemmRs;
       any_replayed |= call.replayed;
-      used[static_cast<int>(kind_of(call))] = true;
+      if (call.pieces == 0 && s_.change != Change::kEmptyCallCounts) continue;
+      used[static_cast<int>(set_of(call, call.replayed ? 0 : ++eager))] = true;
     }
-    char const* const kinds[kNumSignalKinds] = {"ag_gemm", "gemm_rs", "ag_gemm replay", "gemm_rs replay"};
+    char const* const sets[kNumSignalSets] = {"even", "odd", "replay"};
     for (int r = 0; r < world_; ++r) {
       std::string const of = " of " + rank(r);
       for (int p = 0; p < 2; ++p) regions_[r][p] = add_buffer("call in region " + std::to_string(p) + of);
@@ -94,8 +96,8 @@ class Builder {
         if (any_replayed) completed_[r][q] = machine_.add("completed" + from + of);
         for (int p = 0; p < max_pieces_; ++p) {
           std::string const piece = from + "[piece " + std::to_string(p) + "]";
-          for (int k = 0; k < kNumSignalKinds; ++k) {
-            if (used[k]) arrived_[k][r][q][p] = machine_.add("arrived[" + std::string(kinds[k]) + "]" + piece + of);
+          for (int k = 0; k < kNumSignalSets; ++k) {
+            if (used[k]) arrived_[k][r][q][p] = machine_.add("arrived[" + std::string(sets[k]) + "]" + piece + of);
           }
           if (!any_rs) continue;
           tiles_done_[r][q][p] = machine_.add("tiles_done" + piece + of);
@@ -129,7 +131,8 @@ class Builder {
   // ---- one call of one rank
 
   void add_call(Call const& call, int r, int tag, int epoch, int region) {
-    Context c{call, r, tag, epoch, region, kind_of(call), make_pieces(call.tiles, std::max(call.pieces, 1), 1), {}};
+    Context c{call, r, tag, epoch, region, set_of(call, epoch), make_pieces(call.tiles, std::max(call.pieces, 1), 1),
+              {}};
     char const* const names[] = {" (ag_gemm", " (gemm_rs", " (direct gemm_rs"};
     c.text = "call " + std::to_string(tag) + names[static_cast<int>(call.op)] +
              (call.replayed ? ", replay " : ", epoch ") + std::to_string(epoch) + "): ";
@@ -329,7 +332,7 @@ class Builder {
   Step signal_step(Context const& c, int peer, int piece) {
     return {c.text + "signal piece " + std::to_string(piece) + " to " + rank(peer),
             {},
-            {raise(c, arrived_[static_cast<int>(c.kind)][peer][c.rank][piece])}};
+            {raise(c, arrived_[static_cast<int>(c.set)][peer][c.rank][piece])}};
   }
 
   // Tile `tile` waits for its piece of `source` and reads it from cell `cell` of the region.
@@ -338,8 +341,10 @@ class Builder {
     add_step(gemm(c.rank), c,
              "read piece " + std::to_string(piece) + " of " + rank(source) + " from region " +
                  std::to_string(c.region) + ", for tile " + std::to_string(tile),
-             {at_least(arrived_[static_cast<int>(c.kind)][c.rank][source][piece], c.epoch)},
-             {on(Effect::kExpect, regions_[c.rank][c.region], c.tag, 1 << cell)});
+             {at_least(arrived_[static_cast<int>(c.set)][c.rank][source][piece], c.epoch)},
+             {on(Effect::kExpect, regions_[c.rank][c.region], c.tag, 1 << cell),
+              {Effect::kEquals, arrived_[static_cast<int>(c.set)][c.rank][source][piece], 0,
+               static_cast<uint8_t>(c.epoch), 0}});
   }
 
   Scenario const& s_;
@@ -347,9 +352,9 @@ class Builder {
   int max_pieces_ = 1, max_tiles_ = 1;
   Machine machine_;
   Buffer regions_[kMaxRanks][2] = {}, x_[kMaxRanks] = {}, send_[kMaxRanks] = {};
-  Var arrived_[kNumSignalKinds][kMaxRanks][kMaxRanks][kMaxModelPieces] = {};  // [kind][owner][source][piece]
-  Var completed_[kMaxRanks][kMaxRanks] = {};                                  // [owner][source]
-  Var tiles_done_[kMaxRanks][kMaxRanks][kMaxModelPieces] = {};                // [owner][destination][piece]
+  Var arrived_[kNumSignalSets][kMaxRanks][kMaxRanks][kMaxModelPieces] = {};  // [set][owner][source][piece]
+  Var completed_[kMaxRanks][kMaxRanks] = {};                                 // [owner][source]
+  Var tiles_done_[kMaxRanks][kMaxRanks][kMaxModelPieces] = {};               // [owner][destination][piece]
   Var epoch_[kMaxRanks] = {}, resident_[kMaxRanks] = {};
 };
 

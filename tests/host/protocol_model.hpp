@@ -10,8 +10,11 @@
 //  1. All ranks make the same calls in the same order. Call e = 1, 2, ... uses region e & 1 on every rank.
 //  2. Fork and join. `push` begins call e after `gemm` has finished call e-1 on this rank. `gemm` finishes call e after
 //     `push` has finished it. Everything that reads a region or an operand is part of its call.
-//  3. `push` writes the data of a piece, then the signal of the piece: arrived[op][source][piece] = e.
-//  4. A signal word has one writer and only grows. A reader waits for word >= e; then it reads the region.
+//  3. `push` writes the data of a piece, then the signal of the piece: arrived[e & 1][source][piece] = e.
+//  4. A signal word has one writer and only grows. A reader waits for word >= e; then it reads the region. What it
+//  finds
+//     is e: the two sets of signals alternate as the regions do, so the next value comes after the reader is finished.
+//     That is how a reader can tell by a digest in the word that its peer makes another call.
 //  5. Every call waits, on every rank, for every piece of each peer, and there is at least one. What has no pieces
 //  takes
 //     no number: a call that waits for nobody would let its rank run ahead, and breaks the proof below.
@@ -85,6 +88,7 @@ enum class Change {
   kPushTooEarly,         // 2: `push` does not wait for the call before (no harm in gemm_rs: the counts hold it back)
   kNoJoin,               // 2: `gemm` does not wait for `push`
   kSignalFirst,          // 3: the signal, then the data
+  kOneSignalSet,         // 4: eager calls do not alternate between sets of signals
   kEmptyCallCounts,      // 5: an empty call takes a number
   kCountFirst,           // 7: a tile is counted, then written
   kTooFewTiles,          // 7: `push` waits for one tile less than the piece has

@@ -43,6 +43,7 @@ struct Effect {
     kRaise,      // a = value, which must be greater than a
     kRaiseFrom,  // a = b, which must be greater than a
     kStore,      // buffer (a, b): cells `bits` now hold data of call `value`
+    kEquals,     // a must be value
     kExpect,     // buffer (a, b): cells `bits` must hold data of call `value`
   } kind;
   Var a, b;
@@ -175,6 +176,9 @@ class Explorer {
         vars[e.a] = e.value;
         vars[e.b] |= e.bits;
         return {};
+      case Effect::kEquals:
+        if (vars[e.a] == e.value) return {};
+        return "signal of another call: " + describe(e.a, vars[e.a], e.value);
       case Effect::kExpect:
         break;
     }

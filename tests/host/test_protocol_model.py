@@ -177,6 +177,13 @@ def test_planted_bug_is_found(explore, world, change, calls, modes, kind, actor)
 
 
 @pytest.mark.parametrize("world", (2, 3))
+@pytest.mark.parametrize("calls", ("ag,ag", "rs,rs", "ag,rs"))
+def test_signals_that_do_not_alternate_are_overtaken(explore, world, calls):
+    failure, _ = explore(world, calls, "--change", "one_signal_set")
+    assert failure.startswith("signal of another call: ")
+
+
+@pytest.mark.parametrize("world", (2, 3))
 def test_empty_calls_must_not_take_a_number(explore, world):
     failure, trace = explore(world, "ag,ag,ag", "--pieces", "1,0,1", "--change", "empty_call_counts")
     assert failure.startswith("overwritten data: ")

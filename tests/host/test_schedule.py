@@ -23,6 +23,7 @@ TESTS = [
     "large_tile_grids_do_not_overflow",
     "signal_words_are_distinct",
     "parity_alternates",
+    "signals_hold_epoch_and_digest",
     "workspace_parts_are_disjoint_and_aligned",
     "ag_shards_are_disjoint_and_exact",
     "rs_tiles_are_disjoint_and_exact",

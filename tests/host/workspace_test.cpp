@@ -27,13 +27,15 @@ void signal_words_are_distinct() {
     CHECK(offset % size == 0, "a word of %zu bytes at offset %zu", size, offset);
     CHECK(spans.emplace(offset, size).second, "two words at offset %zu", offset);
   };
-  for (int kind = 0; kind < kNumSignalKinds; ++kind) {
-    for (auto const& source : words.signals.arrived[kind]) {
+  for (auto const& set : words.signals.arrived) {
+    for (auto const& source : set) {
       for (auto const& word : source) add(&word, sizeof word);
     }
   }
   for (auto const& word : words.signals.completed) add(&word, sizeof word);
   add(&words.local.epoch, sizeof words.local.epoch);
+  add(&words.local.signal, sizeof words.local.signal);
+  add(&words.local.fault_claim, sizeof words.local.fault_claim);
   for (auto const& destination : words.local.tiles_done) {
     for (auto const& word : destination) add(&word, sizeof word);
   }
@@ -43,18 +45,28 @@ void signal_words_are_distinct() {
     end = offset + size;
   }
   CHECK(static_cast<int64_t>(end) <= WorkspaceLayout::control_bytes(), "words end at %zu", end);
-  CHECK(spans.size() == size_t{kNumSignalKinds} * kMaxWorld * kMaxPieces + kMaxWorld + 1 + kMaxWorld * kMaxPieces,
+  CHECK(spans.size() == size_t{kNumSignalSets} * kMaxWorld * kMaxPieces + kMaxWorld + 3 + kMaxWorld * kMaxPieces,
         "%zu words", spans.size());
-  std::set<int> const kinds = {static_cast<int>(SignalKind::kAgGemm), static_cast<int>(SignalKind::kGemmRs),
-                               static_cast<int>(SignalKind::kAgGemmReplay),
-                               static_cast<int>(SignalKind::kGemmRsReplay)};
-  CHECK(kinds.size() == 4 && *kinds.begin() == 0 && *kinds.rbegin() == kNumSignalKinds - 1, "%d kinds",
-        kNumSignalKinds);
+  CHECK(static_cast<int>(SignalSet::kReplay) == kNumSignalSets - 1, "%d sets", kNumSignalSets);
+}
+
+void signals_hold_epoch_and_digest() {
+  for (Epoch e : {Epoch{1}, Epoch{2}, Epoch{1} << 43}) {
+    for (uint64_t digest : {uint64_t{0}, uint64_t{1}, ~uint64_t{0}}) {
+      CHECK(signal_epoch(make_signal(e, digest)) == e, "epoch %llu", static_cast<unsigned long long>(e));
+      CHECK(make_signal(e, digest) >= make_signal(e, 0), "a digest must not make a signal look older");
+      CHECK(make_signal(e, digest) < make_signal(e + 1, 0), "a digest must not make a signal look newer");
+    }
+    CHECK(make_signal(e, 5) != make_signal(e, 6), "digests are told apart");
+  }
 }
 
 void parity_alternates() {
   for (Epoch e : {Epoch{1}, Epoch{2}, Epoch{1} << 40, ~Epoch{0} - 1}) {
-    CHECK(parity_of(e) <= 1 && parity_of(e) != parity_of(e + 1), "epoch %llu", static_cast<unsigned long long>(e));
+    CHECK(parity_of(e) >= 0 && parity_of(e) <= 1 && parity_of(e) != parity_of(e + 1), "epoch %llu",
+          static_cast<unsigned long long>(e));
+    CHECK(signal_set_of(e) != signal_set_of(e + 1) && signal_set_of(e) != SignalSet::kReplay, "epoch %llu",
+          static_cast<unsigned long long>(e));
   }
 }
 
@@ -175,6 +187,7 @@ std::vector<Test> workspace_tests() {
   return {
       TEST(signal_words_are_distinct),
       TEST(parity_alternates),
+      TEST(signals_hold_epoch_and_digest),
       TEST(workspace_parts_are_disjoint_and_aligned),
       TEST(ag_shards_are_disjoint_and_exact),
       TEST(rs_tiles_are_disjoint_and_exact),
