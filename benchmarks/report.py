@@ -16,6 +16,7 @@ import subprocess
 
 import torch
 
+import flux_ops
 from benchmarks.candidates import AUTO, FUSED, GEMM, SEQUENTIAL, TORCH
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -60,7 +61,7 @@ def environment(place):
         "cublas": _version_of("nvidia-cublas")
         or _version_of("nvidia-cublas-cu13")
         or _version_of("nvidia-cublas-cu12"),
-        "flux_ops": _version_of("flux_ops"),
+        "flux_ops": flux_ops.__version__,
         "commit": os.environ.get("FLUX_COMMIT") or _output_of("git", "rev-parse", "--short=12", "HEAD"),
         "uncommitted": bool(_output_of("git", "status", "--porcelain", "csrc", "flux_ops", "benchmarks/*.py")),
         "python": platform.python_version(),

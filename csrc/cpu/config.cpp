@@ -55,6 +55,8 @@ std::string why_not_fused(Problem const& p) {
   return {};
 }
 
+std::string why_fused_is_slower(Problem const&) { return {}; }
+
 std::string config_name(Problem const& p) {
   Config const c = make_config(p);
   return "tiles " + std::to_string(c.tile.tile_m) + "x" + std::to_string(c.tile.tile_n) + ", " +

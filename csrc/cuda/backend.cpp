@@ -4,6 +4,7 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "cuda/launch.hpp"
@@ -54,6 +55,8 @@ std::string why_not_fused(Problem const& problem) {
   return "";
 }
 
+std::string why_fused_is_slower(Problem const& problem) { return flux::why_fused_is_slower(problem); }
+
 std::string config_name(Problem const& problem) { return launch_choice(problem).name(); }
 
 WorkspaceNeeds workspace_needs(Problem const& problem) {
@@ -61,7 +64,11 @@ WorkspaceNeeds workspace_needs(Problem const& problem) {
     return {ag_region_bytes(problem.world, problem.rows, problem.k, element_size(problem.dtype)), 0};
   }
   RsPlan const plan = rs_plan(problem);
-  int64_t const bytes = rs_region_bytes(problem.world, plan.order.num_tiles(), plan.tile_bytes);
+  int64_t const tiles_bytes = rs_region_bytes(problem.world, plan.order.num_tiles(), plan.tile_bytes);
+  // What any configuration that is chosen by itself pads to: so that fewer rows never need more.
+  int64_t const bound =
+      (problem.world - 1) * round_up(problem.rows, 256) * round_up(problem.n, 256) * element_size(problem.dtype);
+  int64_t const bytes = std::max(tiles_bytes, bound);
   return {bytes, bytes};
 }
 

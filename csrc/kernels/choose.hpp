@@ -36,28 +36,50 @@ inline bool parse_choice(std::string const& text, LaunchChoice* choice) {
          choice->pieces <= kMaxPieces;
 }
 
-// Rows of a chunk, rounded up to whole clusters of a kernel.
-inline int64_t padded_rows(int64_t rows, TileShape shape) {
-  return round_up(rows, int64_t{shape.tile_m} * shape.cluster_m);
+inline int64_t num_tiles(Problem const& problem, TileShape shape) {
+  return int64_t{problem.world} * make_tile_order(problem.rows, problem.n, shape, 1, false).num_tiles();
+}
+
+// A figure that grows with the time of the product: whole waves of CTAs, times the area of a tile. 128 x 128 tiles move
+// twice the operands through the caches: about a tenth slower where everything else is equal.
+inline int64_t estimated_cost(Problem const& problem, TileShape shape) {
+  constexpr int64_t kNumSms = 132;  // of the H100 SXM and the H200; on others the estimate is rough, not wrong
+  int64_t const area = int64_t{shape.tile_m} * shape.tile_n;
+  return ceil_div(num_tiles(problem, shape), kNumSms) * area * (area < 128 * 256 ? 11 : 10);
 }
 
 // Measured on H100s at TP = 2 and 4 (benchmarks/bench.py --explore).
 inline LaunchChoice choose_launch(Problem const& problem) {
   bool const ag = problem.op == Op::kAgGemm;
-  int const tall = kernel_index("c256x128_2x1");
-  int const wide = kernel_index("c128x256_2x1");
-  int64_t const least = padded_rows(problem.rows, kKernels[wide].config.shape);
-  LaunchChoice choice;
-  if (problem.rows <= 128) {  // one row of tiles a chunk: small tiles share it out better
-    choice = {kernel_index("p128x128_2x1"), 2, true, 1};
-  } else if (ag && padded_rows(problem.rows, kKernels[tall].config.shape) <= least + least / 16) {
-    choice = {tall, 1, false, 1};
-  } else {
-    choice = {wide, ag ? 4 : 1, false, 1};
-  }
+  LaunchChoice choice{kernel_index("c128x256_2x1"), ag ? 4 : 1, false, 1};
+  auto const consider = [&](char const* name, int swizzle, bool along_n) {
+    int const kernel = kernel_index(name);
+    int64_t const best = estimated_cost(problem, kKernels[choice.kernel].config.shape);
+    int64_t const cost = estimated_cost(problem, kKernels[kernel].config.shape);
+    // Of the two large tiles ag_gemm prefers the tall one: fewer CTAs wait for the same rows.
+    bool const better = ag && cost == best ? choice.kernel == kernel_index("c128x256_2x1") : cost < best;
+    if (better) choice = {kernel, swizzle, along_n, 1};
+  };
+  if (ag) consider("c256x128_2x1", 1, false);
+  consider("p128x128_2x1", 1, true);
   // The own shard of ag_gemm hides the arrival of the next; a partial of gemm_rs should leave before its chunk is done.
   if (!ag) choice.pieces = choose_pieces(problem.rows * problem.n * 2, 2);
   return choice;
+}
+
+// Why the plain sequence is faster than the fused kernels, or empty. Measured as above: with fewer rows a rank the
+// tiles are mostly padding, and with fewer tiles most SMs have nothing to do.
+inline std::string why_fused_is_slower(Problem const& problem) {
+  constexpr int64_t kLeastRows = 256, kLeastTiles = 192;
+  if (problem.rows < kLeastRows) {
+    return "M / TP is " + std::to_string(problem.rows) + "; fused pays from " + std::to_string(kLeastRows) + " on";
+  }
+  int64_t const tiles = num_tiles(problem, {128, 128, 1, 1});
+  if (tiles < kLeastTiles) {
+    return "the product has " + std::to_string(tiles) + " tiles of 128 x 128; fused pays from " +
+           std::to_string(kLeastTiles) + " on";
+  }
+  return {};
 }
 
 }  // namespace flux

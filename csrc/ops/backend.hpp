@@ -10,6 +10,8 @@ namespace flux::cpu {
 
 // Why the fused strategy can't run this problem, as the end of a sentence; empty if it can.
 std::string why_not_fused(Problem const& problem);
+// Why `auto` should leave a problem that it can run to the plain sequence; empty if it should not.
+std::string why_fused_is_slower(Problem const& problem);
 // The configuration that it will run, by name.
 std::string config_name(Problem const& problem);
 WorkspaceNeeds workspace_needs(Problem const& problem);
@@ -27,6 +29,7 @@ void gemm_rs(Problem const& problem, Operands const& operands, WorkspaceView con
 namespace flux::cuda {
 
 std::string why_not_fused(Problem const& problem);
+std::string why_fused_is_slower(Problem const& problem);
 std::string config_name(Problem const& problem);
 WorkspaceNeeds workspace_needs(Problem const& problem);
 

@@ -34,8 +34,10 @@ struct Choice {
   bool fell_back = false;  // "auto" would rather have run another strategy
 };
 
-// `why_local` is empty unless the call needs no communication; `why_not_fused` is empty if the backend can run it.
-inline Choice choose_strategy(std::string_view asked, std::string const& why_local, std::string const& why_not_fused) {
+// Each reason is empty unless it holds: the call needs no communication; the backend can't run it fused; it can, but
+// the plain sequence is faster.
+inline Choice choose_strategy(std::string_view asked, std::string const& why_local, std::string const& why_not_fused,
+                              std::string const& why_fused_is_slower) {
   if (!why_local.empty()) return {Strategy::kLocal, why_local};
   if (asked == "sequential") return {Strategy::kSequential, "asked for"};
   if (is_fused(asked)) {
@@ -45,6 +47,7 @@ inline Choice choose_strategy(std::string_view asked, std::string const& why_loc
   if (!why_not_fused.empty()) {
     return {Strategy::kSequential, "fused can't run: " + why_not_fused, /*refused=*/false, /*fell_back=*/true};
   }
+  if (!why_fused_is_slower.empty()) return {Strategy::kSequential, "faster than fused: " + why_fused_is_slower};
   return {Strategy::kFused, "the backend can run it"};
 }
 

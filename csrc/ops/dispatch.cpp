@@ -27,6 +27,13 @@ std::string backend_why_not_fused(Problem const& problem, c10::DeviceType device
   return kNoCudaKernels;
 }
 
+std::string backend_why_fused_is_slower(Problem const& problem, c10::DeviceType device) {
+#if defined(FLUX_WITH_CUDA)
+  if (device == c10::DeviceType::CUDA) return cuda::why_fused_is_slower(problem);
+#endif
+  return cpu::why_fused_is_slower(problem);
+}
+
 std::string backend_config_name(Problem const& problem, c10::DeviceType device) {
 #if defined(FLUX_WITH_CUDA)
   if (device == c10::DeviceType::CUDA) return cuda::config_name(problem);
@@ -61,7 +68,8 @@ std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, A
     }
     if (why_not.empty()) why_not = on_device.why_not_connected;
   }
-  plan->choice = choose_strategy(args.strategy, local, why_not);
+  std::string const slower = backend_why_fused_is_slower(problem, device.type());
+  plan->choice = choose_strategy(args.strategy, local, why_not, slower);
   if (plan->choice.strategy == Strategy::kFused && !plan->choice.refused) {
     plan->config = backend_config_name(problem, device.type());
     plan->needs = workspace_needs(problem, device.type());

@@ -137,8 +137,9 @@ void add_module_functions(py::module_& m) {
       },
       "CPU: (chunk, microseconds until its data had arrived, until it was computed) of the last fused call.");
   // For tests of the pure choice: (strategy, reason, refused, fell_back).
-  m.def("choose_strategy", [](std::string const& asked, std::string const& why_local, std::string const& why_not) {
-    Choice const c = choose_strategy(asked, why_local, why_not);
+  m.def("choose_strategy", [](std::string const& asked, std::string const& why_local, std::string const& why_not,
+                              std::string const& why_slower) {
+    Choice const c = choose_strategy(asked, why_local, why_not, why_slower);
     return py::make_tuple(strategy_name(c.strategy), c.reason, c.refused, c.fell_back);
   });
 }

@@ -44,11 +44,16 @@ def compiled(ctx, op):
 
 
 def dispatch_record(ctx, op):
-    for strategy, ran in (("fused", "fused"), ("sequential", "sequential"), ("auto", "fused")):
-        call(make(ctx, Case(op, 40, 72, 64)), strategy=strategy)
+    small, large = (40, 72, 64), (512, 4096, 64)
+    few = "sequential" if ctx.is_cuda else "fused"  # the GPU kernels pay from some hundred rows on
+    cells = [("fused", small, "fused"), ("sequential", small, "sequential"), ("auto", small, few)]
+    if ctx.is_cuda:
+        cells.append(("auto", large, "fused"))
+    for strategy, (rows, n, k), ran in cells:
+        call(make(ctx, Case(op, rows, n, k)), strategy=strategy)
         record = flux_ops.last_dispatch()
         assert (record.op, record.strategy) == (op, ran), record
-        assert (record.m, record.n, record.k, record.world) == (40 * ctx.world, 72, 64, ctx.world), record
+        assert (record.m, record.n, record.k, record.world) == (rows * ctx.world, n, k, ctx.world), record
         assert record.reason, record
         assert bool(record.config) == (ran == "fused"), record
 

@@ -4,8 +4,12 @@ import pytest
 
 from flux_ops import extension
 
-choose = getattr(extension.module, "choose_strategy", None)
-pytestmark = pytest.mark.skipif(choose is None, reason=f"no compiled part: {extension.why_not_loaded}")
+_choose = getattr(extension.module, "choose_strategy", None)
+pytestmark = pytest.mark.skipif(_choose is None, reason=f"no compiled part: {extension.why_not_loaded}")
+
+
+def choose(asked, why_local, why_not_fused, why_fused_is_slower=""):
+    return _choose(asked, why_local, why_not_fused, why_fused_is_slower)
 
 
 def test_auto_takes_fused_where_it_can_run():
@@ -17,6 +21,13 @@ def test_auto_falls_back_with_the_reason():
     strategy, reason, refused, fell_back = choose("auto", "", "there is no link")
     assert (strategy, refused, fell_back) == ("sequential", False, True)
     assert "there is no link" in reason
+
+
+def test_auto_takes_the_faster_without_a_warning():
+    strategy, reason, refused, fell_back = choose("auto", "", "", "few rows")
+    assert (strategy, refused, fell_back) == ("sequential", False, False)
+    assert "few rows" in reason
+    assert choose("fused", "", "", "few rows") == ("fused", "asked for", False, False)
 
 
 def test_fused_that_cannot_run_is_refused():
