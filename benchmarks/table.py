@@ -38,7 +38,8 @@ def markdown(document, source, mode="graph"):
         f"{meta['tp']} x {meta['card']}, {document['dtype']}, {'under a CUDA graph' if mode == 'graph' else 'eager'}; "
         f"median of {document['rounds']} interleaved samples, in ms, the slowest rank counts. `gemm` is cuBLAS alone, "
         f"`sequential` is NCCL and cuBLAS one after the other, `torch` is `torch.ops.symm_mem.fused_*`, "
-        f"*E* = 1 − (T − T_gemm) / (T_sequential − T_gemm) is the share of the communication that is hidden.",
+        f"*E* = 1 − (T − T_gemm) / (T_sequential − T_gemm) is the share of the communication that is hidden. "
+        "The fastest of the three is in bold.",
     ]
     for op, title in report.TITLES.items():
         rows = report.select(document, op, mode)
@@ -53,7 +54,9 @@ def markdown(document, source, mode="graph"):
         for row in rows:
             ours = row["times"].get(FUSED)
             sequential = row["times"].get(SEQUENTIAL)
-            cells = [_cell(row["times"].get(name), ours if name == FUSED else None) for name in names]
+            rivals = [row["times"][n] for n in (SEQUENTIAL, TORCH, FUSED) if row["times"].get(n)]
+            fastest = min(rivals, key=lambda timing: timing["median"], default=None)
+            cells = [_cell(row["times"].get(name), row["times"].get(name) is fastest) for name in names]
             ratio = f"{sequential['median'] / ours['median']:.2f}" if ours and sequential else report.DASH
             e = report.number(report.efficiency(row["times"], FUSED))
             lines.append(
