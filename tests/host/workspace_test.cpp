@@ -185,12 +185,9 @@ void rs_tiles_are_disjoint_and_exact() {
 
 std::vector<Test> workspace_tests() {
   return {
-      TEST(signal_words_are_distinct),
-      TEST(parity_alternates),
-      TEST(signals_hold_epoch_and_digest),
-      TEST(workspace_parts_are_disjoint_and_aligned),
-      TEST(ag_shards_are_disjoint_and_exact),
-      TEST(rs_tiles_are_disjoint_and_exact),
+      TEST(signal_words_are_distinct),        TEST(parity_alternates),
+      TEST(signals_hold_epoch_and_digest),    TEST(workspace_parts_are_disjoint_and_aligned),
+      TEST(ag_shards_are_disjoint_and_exact), TEST(rs_tiles_are_disjoint_and_exact),
   };
 }
 

@@ -1,0 +1,124 @@
+// The choice of a kernel and its knobs (csrc/kernels/choose.hpp), without any kernel: the launchers are stubs.
+
+#include "kernels/choose.hpp"
+
+#include <cstring>
+
+#include "schedule_test.hpp"
+
+namespace flux {
+
+#define STUBS(config)                                                                                    \
+  cudaError_t ag_gemm_##config##_bf16(AgGemmArgs const&, cudaStream_t) { return cudaErrorNotSupported; } \
+  cudaError_t ag_gemm_##config##_fp16(AgGemmArgs const&, cudaStream_t) { return cudaErrorNotSupported; } \
+  cudaError_t gemm_rs_##config##_bf16(GemmRsArgs const&, cudaStream_t) { return cudaErrorNotSupported; } \
+  cudaError_t gemm_rs_##config##_fp16(GemmRsArgs const&, cudaStream_t) { return cudaErrorNotSupported; }
+STUBS(c128x256_2x1)
+STUBS(c256x128_2x1)
+STUBS(p128x128_2x1)
+#undef STUBS
+
+namespace test {
+namespace {
+
+Problem problem_of(Op op, int world, int64_t rows, int64_t n, int64_t k) {
+  return {op, 0, world, rows, n, k, DataType::kBFloat16, /*weight_transposed=*/false, /*config=*/{}};
+}
+
+template <class Visit>
+void for_many_problems(Visit visit) {
+  for (Op op : {Op::kAgGemm, Op::kGemmRs}) {
+    for (int world : {2, 3, 4, 8, 16}) {
+      for (int64_t rows : {1, 8, 127, 128, 129, 256, 300, 512, 1000, 4096, 65536}) {
+        for (int64_t n : {8, 64, 256, 264, 4096, 5504, 14784, 49152}) {
+          for (int64_t k : {8, 64, 4096, 12288}) visit(problem_of(op, world, rows, n, k));
+        }
+      }
+    }
+  }
+}
+
+void names_are_read_back() {
+  for_many_problems([](Problem const& p) {
+    LaunchChoice const choice = choose_launch(p);
+    LaunchChoice read{};
+    CHECK(parse_choice(choice.name(), &read), "%s", choice.name().c_str());
+    CHECK(read.kernel == choice.kernel && read.swizzle == choice.swizzle && read.along_n == choice.along_n &&
+              read.pieces == choice.pieces,
+          "%s became %s", choice.name().c_str(), read.name().c_str());
+  });
+}
+
+void other_names_are_refused() {
+  LaunchChoice choice;
+  for (char const* text :
+       {"", "c128x256_2x1", "c128x256_2x1/n2", "c128x256_2x1/n2/", "c128x256_2x1/x2/p1", "none/n1/p1",
+        "c128x256_2x1/n0/p1", "c128x256_2x1/n1/p0", "c128x256_2x1/n1/p17", "/n1/p1", "//p1"}) {
+    CHECK(!parse_choice(text, &choice), "'%s' was taken", text);
+  }
+}
+
+void ranks_choose_alike() {
+  for_many_problems([](Problem p) {
+    std::string const first = choose_launch(p).name();
+    p.rank = p.world - 1;
+    CHECK(choose_launch(p).name() == first, "rank 0 takes %s, another %s", first.c_str(),
+          choose_launch(p).name().c_str());
+  });
+}
+
+void pieces_have_signals() {
+  for_many_problems([](Problem const& p) {
+    LaunchChoice const choice = choose_launch(p);
+    CHECK(choice.pieces >= 1 && choice.pieces <= kMaxPieces, "%d pieces", choice.pieces);
+    TileOrder const order =
+        make_tile_order(p.rows, p.n, kKernels[choice.kernel].config.shape, choice.swizzle, choice.along_n);
+    Pieces const pieces = p.op == Op::kAgGemm ? make_pieces(p.rows, choice.pieces, 1)
+                                              : make_pieces(order.num_tiles(), choice.pieces, order.cluster_size());
+    CHECK(pieces.count() >= 1 && pieces.count() <= choice.pieces, "%d pieces of %d", pieces.count(), choice.pieces);
+  });
+}
+
+// What a configuration that is chosen by itself pads to: csrc/cuda/backend.cpp promises no more.
+void own_choices_pad_to_256() {
+  for_many_problems([](Problem const& p) {
+    if (p.op != Op::kGemmRs) return;
+    TileShape const shape = kKernels[choose_launch(p).kernel].config.shape;
+    int64_t const tiles = make_tile_order(p.rows, p.n, shape, 1, false).num_tiles();
+    CHECK(tiles * shape.tile_m * shape.tile_n <= round_up(p.rows, 256) * round_up(p.n, 256), "%s pads more",
+          choose_launch(p).name().c_str());
+  });
+}
+
+void tall_tiles_are_not_half_empty() {
+  char const* const name = kKernels[choose_launch(problem_of(Op::kAgGemm, 4, 256, 12288, 12288)).kernel].config.name;
+  CHECK(std::strcmp(name, "c256x128_2x1") != 0, "256 rows fill half of a cluster that is 512 rows tall");
+}
+
+void few_rows_are_left_to_the_sequence() {
+  CHECK(!why_fused_is_slower(problem_of(Op::kAgGemm, 2, 128, 14336, 8192)).empty(), "128 rows a rank");
+  CHECK(!why_fused_is_slower(problem_of(Op::kGemmRs, 2, 256, 4096, 7168)).empty(), "128 tiles");
+  CHECK(why_fused_is_slower(problem_of(Op::kGemmRs, 2, 4096, 4096, 5504)).empty(), "llama-7b");
+}
+
+}  // namespace
+}  // namespace test
+}  // namespace flux
+
+int main(int argc, char** argv) {
+  using namespace flux::test;
+  Test const tests[] = {
+      TEST(names_are_read_back),
+      TEST(other_names_are_refused),
+      TEST(ranks_choose_alike),
+      TEST(pieces_have_signals),
+      TEST(own_choices_pad_to_256),
+      TEST(tall_tiles_are_not_half_empty),
+      TEST(few_rows_are_left_to_the_sequence),
+  };
+  for (Test const& test : tests) {
+    if (argc < 2) std::printf("%s\n", test.name);
+    if (argc > 1 && std::strcmp(argv[1], test.name) == 0) return test.run(), 0;
+  }
+  return argc < 2 ? 0 : 2;
+}

@@ -1,0 +1,46 @@
+"""The choice of a CUDA kernel is a pure function: its header takes the CUDA headers, but no GPU and no kernel."""
+
+import os
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tools import build_config
+
+TESTS = [
+    "names_are_read_back",
+    "other_names_are_refused",
+    "ranks_choose_alike",
+    "pieces_have_signals",
+    "own_choices_pad_to_256",
+    "tall_tiles_are_not_half_empty",
+    "few_rows_are_left_to_the_sequence",
+]
+
+
+def cuda_headers():
+    home, _ = build_config.find_cuda_home(os.environ)
+    wheels = Path(sysconfig.get_paths()["purelib"]).glob("nvidia/*/include")
+    folders = [Path(home) / "include"] if home else []
+    return next((f for f in (*folders, *wheels) if (f / "cuda_runtime.h").exists()), None)
+
+
+@pytest.fixture(scope="module")
+def choose_test(build_program):
+    headers = cuda_headers()
+    if headers is None:
+        pytest.skip("no CUDA headers on this machine")
+    return build_program("choose_test", ["choose_test.cpp"], ["-O1", "-isystem", str(headers)])
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_choose(choose_test, name):
+    done = subprocess.run([str(choose_test), name], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_test_of_the_program_is_run(choose_test):
+    done = subprocess.run([str(choose_test)], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == TESTS
