@@ -7,12 +7,12 @@
 #include "ops/ops.hpp"
 
 TORCH_LIBRARY(flux, m) {
-  // y[M, N/TP] = all_gather(x[M/TP, K]) . weight[N/TP, K]^T + bias; the second result is the gathered x, or empty.
+  // y[M, N] = all_gather(x[M/TP, K]) . weight[N, K]^T + bias; the second result is the gathered x, or empty.
   m.def(
       "ag_gemm(Tensor x, Tensor weight, Tensor? bias, str group_name, bool return_gathered, str strategy)"
       " -> (Tensor, Tensor)");
 
-  // y[M/TP, N] = reduce_scatter(x[M, K/TP] . weight[N, K/TP]^T) + bias
+  // y[M/TP, N] = reduce_scatter(x[M, K] . weight[N, K]^T) + bias
   m.def("gemm_rs(Tensor x, Tensor weight, Tensor? bias, str group_name, str strategy) -> Tensor");
 }
 

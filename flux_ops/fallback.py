@@ -61,6 +61,10 @@ def _check(op, x, weight, bias, group_name, strategy, why_not_loaded):
     for name, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None and tensor.dtype != x.dtype:
             raise TypeError(f"{op}: {name} has dtype {tensor.dtype} but x has dtype {x.dtype}; they must be the same.")
+        if tensor is not None and tensor.device != x.device:
+            raise ValueError(
+                f"{op}: {name} is on {tensor.device} but x is on {x.device}; they must be on the same device."
+            )
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         raise ValueError(f"{op}: bias must have shape [{weight.shape[0]}]; it has shape {list(bias.shape)}.")
     if asked == "fused":

@@ -99,7 +99,8 @@ def gemm_rs(
             "fused:CONFIG" with a configuration's name as last_dispatch() gives it.
 
     Returns Y [M/TP, ..., N]: rank r has rows r·M/TP and on of dimension 0. dtypes as for ag_gemm. The fused strategy
-    adds the ranks' partials in rank order in fp32 (fp64 for float64): the result is bitwise repeatable.
+    adds the ranks' partials in rank order in fp32 (fp64 for float64): the result is bitwise repeatable. A partial
+    travels in the dtype of x, so in float16 it has to stay below 65520, as in any reduce-scatter of that dtype.
 
     Differentiable. The backward of x is ag_gemm. The gradient of bias is the sum over this rank's rows; adding it up
     over the ranks is the caller's, as for every replicated parameter under sequence parallelism.
@@ -170,6 +171,8 @@ def prepare(
     if device is None:
         device = "cuda" if has_cuda_kernels() and torch.cuda.is_available() else "cpu"
     device = torch.device(device)
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"prepare: device is {str(device)!r}; it must be on 'cpu' or 'cuda'.")
     group_name = _group_name("prepare", group)
     world = distributed_c10d._resolve_process_group(group_name).size()
     if _core is None or world == 1 or (device.type == "cuda" and not has_cuda_kernels()):
@@ -193,7 +196,7 @@ def prepare(
 
 
 def destroy(group: dist.ProcessGroup | None = None) -> None:
-    """Frees what flux_ops holds for the group; call it on every rank. The next call on the group begins anew.
+    """Frees what flux_ops holds for the group; call it on every rank, equally often. The next call begins anew.
 
     This is also the way out after a timeout, which leaves the group's ranks out of step. After
     torch.distributed.destroy_process_group, destroy() frees what is left of all groups.
@@ -208,7 +211,10 @@ def destroy(group: dist.ProcessGroup | None = None) -> None:
 
 
 def set_timeout(seconds: float) -> None:
-    """How long a rank waits for a peer before it raises; 30 at first, or FLUX_TIMEOUT."""
+    """How long a rank waits for a peer before it raises; 30 at first, or FLUX_TIMEOUT.
+
+    The collectives of the sequential strategy wait as long as the process group's own timeout says.
+    """
     settings.timeout_s = config.check_timeout(seconds, "set_timeout: seconds")
     if _core is not None:
         _core.set_timeout(settings.timeout_s)

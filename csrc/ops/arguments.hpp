@@ -25,11 +25,12 @@ struct Arguments {
 // Refuses, with a sentence, what is not allowed; needs no communication.
 Problem check_arguments(Arguments const& args, int rank, int world);
 
-// The weight as a backend reads it: in place if one of its dimensions has unit stride, rows do not overlap and a row
-// begins at a multiple of 16 bytes wherever the first one does; otherwise a copy.
+// Whether a backend reads the weight as [k, n] with unit stride along n, not as [n, k] with unit stride along k.
 bool is_weight_transposed(at::Tensor const& weight);
 
-// The operands and whatever copies they point into.
+// The operands and whatever copies they point into. The weight is read in place if one of its dimensions has unit
+// stride, its rows do not overlap and they begin at multiples of 16 bytes (or lie back to back); otherwise it is
+// copied.
 struct PreparedOperands {
   at::Tensor x, weight, bias;
   Operands operands;
@@ -41,7 +42,7 @@ PreparedOperands prepare_operands(Arguments const& args, Problem const& problem,
 std::vector<int64_t> result_shape(Arguments const& args, Problem const& problem);
 std::vector<int64_t> gathered_shape(Arguments const& args, Problem const& problem);
 
-// "x [128, 64], weight [256, 64] (transposed view), bias, bfloat16 on cpu, ..."
+// "ag_gemm(x [128, 64], weight [256, 64] transposed view, bias, BFloat16 on cpu, strategy 'auto')"
 std::string describe(Arguments const& args, Problem const& problem);
 
 }  // namespace flux
