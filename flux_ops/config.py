@@ -15,6 +15,8 @@ import math
 import os
 from collections.abc import Mapping
 
+MAX_TIMEOUT_S = 10_000_000  # four months; nanoseconds of it fit 64 bits
+
 
 @dataclasses.dataclass
 class Settings:
@@ -28,8 +30,8 @@ def check_timeout(value: object, name: str) -> float:
         seconds = float(value)
     except (TypeError, ValueError):
         seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"{name} is {value!r}; it must be a positive number of seconds, such as 30.")
+    if not 0 < seconds <= MAX_TIMEOUT_S:
+        raise ValueError(f"{name} is {value!r}; it must be a positive number of seconds, at most {MAX_TIMEOUT_S}.")
     return seconds
 
 

@@ -108,7 +108,7 @@ class Hooks:
 
     def _of(self, site: Site) -> Members:
         if site.state_id not in self._members:
-            self._members[site.state_id] = Members(site.group_name)
+            self._members[site.state_id] = Members.of(site.group_name)
         return self._members[site.state_id]
 
     @contextlib.contextmanager

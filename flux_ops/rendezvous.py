@@ -27,13 +27,16 @@ class Site:
 class Members:
     """The ranks of one process group."""
 
-    def __init__(self, group_name: str):
-        self.group_name = group_name
+    @classmethod
+    def of(cls, group_name: str) -> "Members":
         group = distributed_c10d._resolve_process_group(group_name)
-        self.rank, self.world = group.rank(), group.size()
-        store = distributed_c10d._get_process_group_store(group)
-        life = store.add(f"flux/joined/{self.rank}", 1)
-        self._store = dist.PrefixStore(f"flux/{life}", store)
+        return cls(group_name, group.rank(), group.size(), distributed_c10d._get_process_group_store(group))
+
+    def __init__(self, group_name: str, rank: int, world: int, store: dist.Store):
+        self.group_name, self.rank, self.world = group_name, rank, world
+        self._group_store = store
+        self._life = store.add(f"flux/joined/{self.rank}", 1)
+        self._store = dist.PrefixStore(f"flux/{self._life}", store)
 
     def exchange(self, site: Site, key: str, value: str) -> list[str]:
         """Every rank's value, in rank order. Raises if a rank has refused the call, or does not come in time."""
@@ -50,6 +53,12 @@ class Members:
             for rank in missing:
                 if (refusal := self._refusal(site.call, rank)) is not None:
                     raise ValueError(f"{site}: rank {rank} refused this call: {refusal}")
+            for rank in missing:
+                if self._group_store.add(f"flux/joined/{rank}", 0) > self._life:
+                    raise dist.DistBackendError(
+                        f"{site}: rank {rank} has begun anew on this group, after flux_ops.destroy, and rank "
+                        f"{self.rank} has not; call flux_ops.destroy(group) on this rank too."
+                    )
             if time.monotonic() > deadline:
                 raise dist.DistBackendError(self._timeout_text(site, missing))
             time.sleep(_POLL_S)

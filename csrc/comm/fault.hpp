@@ -25,7 +25,7 @@ struct SignalWait {
   Epoch const* signal_word;  // if not null, the value is read from here (graph replay)
   uint64_t timeout_ns;
   FaultRecord* fault;     // pinned host memory
-  uint32_t* fault_claim;  // device word: the first thread that times out writes the record
+  uint32_t* fault_claim;  // device word: the first thread that meets a fault writes the record
   int32_t op;
   int32_t rank;
 };

@@ -37,9 +37,9 @@ void push_shard(Problem const& p, Config const& config, Operands const& o, Excha
 
 }  // namespace
 
-void ag_gemm(Problem const& p, Operands const& o, WorkspaceView const& workspace, Epoch epoch, double timeout_seconds) {
+void ag_gemm(Problem const& p, Operands const& o, WorkspaceView const& workspace, CallInfo const& info) {
   Config const config = make_config(p);
-  Exchange const exchange(p, workspace, epoch, timeout_seconds);
+  Exchange const exchange(p, workspace, info);
   Tracer tracer(p.world);
   exchange.announce();
 

@@ -20,9 +20,9 @@
 
 namespace flux::cpu {
 
-void gemm_rs(Problem const& p, Operands const& o, WorkspaceView const& workspace, Epoch epoch, double timeout_seconds) {
+void gemm_rs(Problem const& p, Operands const& o, WorkspaceView const& workspace, CallInfo const& info) {
   Config const config = make_config(p);
-  Exchange const exchange(p, workspace, epoch, timeout_seconds);
+  Exchange const exchange(p, workspace, info);
   Tracer tracer(p.world);
   exchange.announce();
 

@@ -15,7 +15,7 @@
 // is never more than one call ahead of a peer. The same holds for the call words below and for any mix of ops.
 //
 // A rank also announces what it computes, so that ranks that are out of step find out at once: before the first piece
-// of call e it writes a digest of its problem to every peer, doubled like the regions.
+// of call e it writes the digest of the call to every peer, doubled like the regions.
 
 #include <chrono>
 #include <cstdint>
@@ -37,12 +37,12 @@ struct CallWords {
 // One call of one rank.
 class Exchange {
  public:
-  Exchange(Problem const& problem, WorkspaceView const& workspace, Epoch epoch, double timeout_seconds);
+  Exchange(Problem const& problem, WorkspaceView const& workspace, CallInfo const& info);
 
-  int parity() const { return static_cast<int>(parity_of(epoch_)); }
+  int parity() const { return parity_of(info_.epoch); }
   std::byte* region(int rank) const { return workspace_.region(rank, parity()); }
 
-  // Tells every peer which problem this call computes.
+  // Tells every peer which call this is.
   void announce() const;
   // Tells `peer` that `piece` of this rank lies in its region.
   void signal(int peer, int piece) const;
@@ -60,8 +60,7 @@ class Exchange {
 
   Problem const& problem_;
   WorkspaceView const& workspace_;
-  Epoch epoch_;
-  double timeout_seconds_;
+  CallInfo info_;
   std::chrono::steady_clock::time_point start_;
   mutable bool cancelled_ = false;
 };

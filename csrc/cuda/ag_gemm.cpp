@@ -10,38 +10,24 @@
 
 namespace flux::cuda {
 
-void ag_gemm(Problem const& problem, Operands const& operands, Workspace& workspace, Epoch epoch,
-             double timeout_seconds) {
+void ag_gemm(Problem const& problem, Operands const& operands, Workspace& workspace, CallInfo const& info) {
   cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
   WorkspaceView const& view = workspace.view();
   LaunchChoice const choice = launch_choice(problem);
-  uint64_t const digest = digest_of(problem, choice, operands.bias != nullptr);
-  Call call(workspace, problem, digest, stream, epoch, timeout_seconds);
+  Call call(workspace, problem, info, stream);
 
-  int64_t const row_bytes = problem.k * element_size(problem.dtype);
-  int64_t const shard_bytes = problem.rows * row_bytes;
+  int64_t const size = element_size(problem.dtype);
+  int64_t const row_bytes = problem.k * size;
   Pieces const pieces = make_pieces(problem.rows, choice.pieces, 1);
   auto const* shard = static_cast<std::byte const*>(operands.x);
-  TORCH_INTERNAL_ASSERT(view.layout.region_bytes >= problem.world * shard_bytes);
+  std::byte const* const region = view.region(problem.rank, call.parity());
+  TORCH_INTERNAL_ASSERT(view.layout.region_bytes >= ag_region_bytes(problem.world, problem.rows, problem.k, size));
+  auto const offset_of = [&](int source) { return ag_shard_offset(source, problem.rows, problem.k, size); };
 
-  AgGemmArgs args{};
-  args.rank = problem.rank;
-  args.world = problem.world;
-  args.rows = problem.rows;
-  args.n = problem.n;
-  args.k = problem.k;
+  auto args = kernel_args<AgGemmArgs>(problem, operands, choice, call);
   args.shard = shard;
-  args.gathered = view.region(problem.rank, call.parity());
-  args.weight = operands.weight;
-  args.weight_stride = operands.weight_stride;
-  args.weight_transposed = problem.weight_transposed;
-  args.bias = operands.bias;
-  args.y = operands.y;
-  args.arrived = call.arrived(problem.rank, 0);
+  args.gathered = region;
   args.pieces = pieces;
-  args.swizzle = choice.swizzle;
-  args.along_n = choice.along_n;
-  args.wait = call.wait();
 
   auto const launch = [&] {
     check(kKernels[choice.kernel].ag_gemm[element_index(problem.dtype)](args, stream), "launching ag_gemm");
@@ -49,7 +35,7 @@ void ag_gemm(Problem const& problem, Operands const& operands, Workspace& worksp
   call.fork();
   for (int step = 0; step < problem.world - 1; ++step) {
     int const peer = ag_push_peer(problem.rank, problem.world, step);
-    std::byte* const slot = view.region(peer, call.parity()) + problem.rank * shard_bytes;
+    std::byte* const slot = view.region(peer, call.parity()) + offset_of(problem.rank);
     for (int piece = 0; piece < pieces.count(); ++piece) {
       int64_t const offset = pieces.begin(piece) * row_bytes;
       call.push(slot + offset, shard + offset, pieces.size(piece) * row_bytes,
@@ -62,10 +48,10 @@ void ag_gemm(Problem const& problem, Operands const& operands, Workspace& worksp
 
   if (operands.gathered != nullptr) {  // every shard has arrived when the kernel is done
     auto* gathered = static_cast<std::byte*>(operands.gathered);
+    int64_t const shard_bytes = ag_shard_bytes(problem.rows, problem.k, size);
     for (int source = 0; source < problem.world; ++source) {
-      void const* from = source == problem.rank ? static_cast<void const*>(shard)
-                                                : static_cast<std::byte const*>(args.gathered) + source * shard_bytes;
-      check(cudaMemcpyAsync(gathered + source * shard_bytes, from, shard_bytes, cudaMemcpyDeviceToDevice, stream),
+      std::byte const* const from = source == problem.rank ? shard : region + offset_of(source);
+      check(cudaMemcpyAsync(gathered + offset_of(source), from, shard_bytes, cudaMemcpyDeviceToDevice, stream),
             "copying the gathered operand");
     }
   }

@@ -5,7 +5,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "cuda/launch.hpp"
 #include "ops/backend.hpp"
@@ -20,17 +19,6 @@ LaunchChoice launch_choice(Problem const& problem) {
   return choice;
 }
 
-uint64_t digest_of(Problem const& problem, LaunchChoice const& choice, bool has_bias) {
-  uint64_t digest = 14695981039346656037ull;
-  for (int64_t const value : {int64_t{static_cast<int>(problem.op)}, problem.rows, problem.n, problem.k,
-                              int64_t{static_cast<int>(problem.dtype)}, int64_t{has_bias}, int64_t{choice.kernel},
-                              int64_t{choice.swizzle}, int64_t{choice.along_n}, int64_t{choice.pieces}}) {
-    digest = (digest ^ static_cast<uint64_t>(value)) * 1099511628211ull;
-    digest ^= digest >> 31;
-  }
-  return digest;
-}
-
 std::string why_not_fused(Problem const& problem) {
   if (problem.dtype != DataType::kBFloat16 && problem.dtype != DataType::kFloat16) {
     return "its CUDA kernels take bfloat16 and float16 only";
@@ -40,13 +28,11 @@ std::string why_not_fused(Problem const& problem) {
     return c10::str("its CUDA kernels are built for compute capability 9.0 (H100, H200), and this GPU (",
                     properties->name, ") has ", properties->major, ".", properties->minor);
   }
-  if (problem.world > kMaxWorld)
-    return c10::str("it takes at most ", kMaxWorld, " ranks, and the group has ", problem.world);
   if (problem.k % 8 != 0) return c10::str("K = ", problem.k, " is not a multiple of 8 (rows of 16 bytes)");
   if (problem.n % 8 != 0) return c10::str("N = ", problem.n, " is not a multiple of 8 (rows of 16 bytes)");
-  constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
+  constexpr int64_t kLimit = int64_t{1} << 30;  // the end of the last tile still fits 32 bits
   if (problem.rows > kLimit || problem.n > kLimit || problem.k > kLimit) {
-    return c10::str("a chunk of ", problem.rows, " x ", problem.n, " x ", problem.k, " has an extent past 2^31");
+    return c10::str("a chunk of ", problem.rows, " x ", problem.n, " x ", problem.k, " has an extent past 2^30");
   }
   LaunchChoice choice;
   if (!problem.config.empty() && !parse_choice(problem.config, &choice)) {

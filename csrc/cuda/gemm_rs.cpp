@@ -11,8 +11,7 @@
 
 namespace flux::cuda {
 
-void gemm_rs(Problem const& problem, Operands const& operands, Workspace& workspace, Epoch epoch,
-             double timeout_seconds) {
+void gemm_rs(Problem const& problem, Operands const& operands, Workspace& workspace, CallInfo const& info) {
   cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
   WorkspaceView const& view = workspace.view();
   RsPlan const plan = rs_plan(problem);
@@ -20,30 +19,15 @@ void gemm_rs(Problem const& problem, Operands const& operands, Workspace& worksp
   int64_t const num_tiles = plan.order.num_tiles();
   int64_t const staged_bytes = rs_region_bytes(problem.world, num_tiles, plan.tile_bytes);
   TORCH_INTERNAL_ASSERT(view.layout.region_bytes >= staged_bytes && view.layout.send_bytes >= staged_bytes);
-  uint64_t const digest = digest_of(problem, plan.choice, operands.bias != nullptr);
-  Call call(workspace, problem, digest, stream, epoch, timeout_seconds);
+  Call call(workspace, problem, info, stream);
   LocalWords& local = view.control(problem.rank).local;
 
-  GemmRsArgs args{};
-  args.rank = problem.rank;
-  args.world = problem.world;
-  args.rows = problem.rows;
-  args.n = problem.n;
-  args.k = problem.k;
+  auto args = kernel_args<GemmRsArgs>(problem, operands, plan.choice, call);
   args.x = operands.x;
-  args.weight = operands.weight;
-  args.weight_stride = operands.weight_stride;
-  args.weight_transposed = problem.weight_transposed;
-  args.bias = operands.bias;
-  args.y = operands.y;
   args.send = view.send_buffer();
   args.staged = view.region(problem.rank, call.parity());
   args.tiles_done = local.tiles_done[0];
-  args.arrived = call.arrived(problem.rank, 0);
   args.pieces = plan.pieces;
-  args.swizzle = plan.choice.swizzle;
-  args.along_n = plan.choice.along_n;
-  args.wait = call.wait();
 
   auto const launch = [&] { check(kernel.gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_rs"); };
   call.fork();

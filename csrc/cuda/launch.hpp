@@ -10,9 +10,6 @@ namespace flux::cuda {
 // The configuration that the problem names, or the default choice.
 LaunchChoice launch_choice(Problem const& problem);
 
-// What the ranks must have in common to exchange data in a call.
-uint64_t digest_of(Problem const& problem, LaunchChoice const& choice, bool has_bias);
-
 // How the partials of gemm_rs travel: both ends compute it alike.
 struct RsPlan {
   LaunchChoice choice;
@@ -21,6 +18,27 @@ struct RsPlan {
   int64_t tile_bytes;
 };
 RsPlan rs_plan(Problem const& problem);
+
+// The arguments that both kernels have.
+template <class Args>
+Args kernel_args(Problem const& problem, Operands const& operands, LaunchChoice const& choice, Call const& call) {
+  Args args{};
+  args.rank = problem.rank;
+  args.world = problem.world;
+  args.rows = problem.rows;
+  args.n = problem.n;
+  args.k = problem.k;
+  args.weight = operands.weight;
+  args.weight_stride = operands.weight_stride;
+  args.weight_transposed = problem.weight_transposed;
+  args.bias = operands.bias;
+  args.y = operands.y;
+  args.arrived = call.arrived(problem.rank, 0);
+  args.swizzle = choice.swizzle;
+  args.along_n = choice.along_n;
+  args.wait = call.wait();
+  return args;
+}
 
 inline int element_index(DataType dtype) {
   return static_cast<int>(dtype == DataType::kBFloat16 ? Element16::kBFloat16 : Element16::kFloat16);

@@ -23,7 +23,6 @@ bool launches_block() {
 }
 
 Workspace::Workspace(WorkspaceView const& view) : view_(view) {
-  check(cudaGetDevice(&device_), "reading the current device");
   int least = 0, greatest = 0;
   check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "reading the stream priorities");
   check(cudaStreamCreateWithPriority(&side_stream_, cudaStreamNonBlocking, greatest), "creating the copy stream");
@@ -51,7 +50,7 @@ std::string Workspace::fault_message() const {
   bool const ends = fault.piece < 0;  // the wait for the end of the peer's call before
   if (!ends && signal_epoch(seen) == signal_epoch(expected)) {
     text += c10::str("is out of step: in fused call ", signal_epoch(expected), " peer ", int{fault.peer},
-                     " computes another op, shape or dtype, or with another configuration");
+                     " makes another call");
   } else {
     text += c10::str("timed out: it waited ", timeout_seconds_, " s for peer ", int{fault.peer},
                      ends ? std::string(" to finish its call before")
@@ -69,19 +68,17 @@ void Workspace::check_fault() const {
   if (std::string const fault = fault_message(); !fault.empty()) C10_THROW_ERROR(DistBackendError, fault);
 }
 
-Call::Call(Workspace& workspace, Problem const& problem, uint64_t digest, cudaStream_t stream, Epoch epoch,
-           double timeout_seconds)
+Call::Call(Workspace& workspace, Problem const& problem, CallInfo const& info, cudaStream_t stream)
     : workspace_(workspace),
       problem_(problem),
       stream_(stream),
-      parity_(parity_of(epoch)),
-      signals_(signal_set_of(epoch)) {
-  workspace.check_fault();
-  workspace.timeout_seconds_ = timeout_seconds;
+      parity_(parity_of(info.epoch)),
+      signals_(signal_set_of(info.epoch)) {
+  workspace.timeout_seconds_ = info.timeout_seconds;
   ControlWords& control = workspace.view_.control(problem.rank);
-  wait_.signal = make_signal(epoch, digest);
+  wait_.signal = make_signal(info.epoch, info.digest);
   wait_.signal_word = nullptr;
-  wait_.timeout_ns = static_cast<uint64_t>(timeout_seconds * 1e9);
+  wait_.timeout_ns = static_cast<uint64_t>(info.timeout_seconds * 1e9);
   wait_.fault = workspace.fault_;
   wait_.fault_claim = &control.local.fault_claim;
   wait_.op = static_cast<int32_t>(problem.op);
@@ -99,7 +96,7 @@ Call::Call(Workspace& workspace, Problem const& problem, uint64_t digest, cudaSt
     parity_ = workspace.replay_parity_;
     signals_ = SignalSet::kReplay;
     wait_.signal_word = &control.local.signal;
-    check(stream_begin_call(stream, &control.local, digest, control.signals.completed, problem.world, wait_),
+    check(stream_begin_call(stream, &control.local, info.digest, control.signals.completed, problem.world, wait_),
           "starting a call");
   }
 }

@@ -5,7 +5,7 @@
 //
 //  1. Every rank calls the same ops with the same problems in the same order, on one stream.
 //  2. A call has an epoch, one more than the call before. A push writes its data, then the piece's signal, which holds
-//     the epoch and a digest of the problem. A reader waits for its epoch; another digest tells it that the peer makes
+//     the epoch and the digest of the call. A reader waits for its epoch; another digest tells it that the peer makes
 //     another call. Nothing that a peer writes is ever reset.
 //  3. Eager calls use the region, and the set of signals, of parity epoch & 1. Why they are free: to finish call e-1 a
 //     rank needs data from every peer that the peer sends after it has finished call e-2. So when this rank starts call
@@ -47,7 +47,6 @@ class Workspace {
   friend class Call;
 
   WorkspaceView view_;
-  int device_;
   cudaStream_t side_stream_ = nullptr;
   cudaEvent_t fork_ = nullptr;
   cudaEvent_t join_ = nullptr;
@@ -60,9 +59,7 @@ class Workspace {
 // One call in flight between its first and its last launch on the caller's stream.
 class Call {
  public:
-  // `digest` is that of the problem and of how it is run (see digest_of).
-  Call(Workspace& workspace, Problem const& problem, uint64_t digest, cudaStream_t stream, Epoch epoch,
-       double timeout_seconds);
+  Call(Workspace& workspace, Problem const& problem, CallInfo const& info, cudaStream_t stream);
 
   int parity() const { return parity_; }
   SignalWait const& wait() const { return wait_; }

@@ -22,6 +22,12 @@ inline int kernel_index(std::string const& name) {
   return -1;
 }
 
+// A number of at most four digits, at least 1; 0 if the text is none.
+inline int parse_count(std::string const& text) {
+  bool const digits = text.find_first_not_of("0123456789") == std::string::npos;
+  return digits && !text.empty() && text.size() <= 4 ? std::stoi(text) : 0;
+}
+
 // Reads "c128x256_2x1/n2/p2" (LaunchChoice::name). Returns false if the text is none.
 inline bool parse_choice(std::string const& text, LaunchChoice* choice) {
   size_t const first = text.find('/');
@@ -30,8 +36,8 @@ inline bool parse_choice(std::string const& text, LaunchChoice* choice) {
   choice->kernel = kernel_index(text.substr(0, first));
   char const raster = text[first + 1];
   choice->along_n = raster == 'n';
-  choice->swizzle = std::atoi(text.substr(first + 2, second - first - 2).c_str());
-  choice->pieces = std::atoi(text.substr(second + 2).c_str());
+  choice->swizzle = second > first + 2 ? parse_count(text.substr(first + 2, second - first - 2)) : 0;
+  choice->pieces = parse_count(text.substr(second + 2));
   return choice->kernel >= 0 && (raster == 'n' || raster == 'm') && choice->swizzle >= 1 && choice->pieces >= 1 &&
          choice->pieces <= kMaxPieces;
 }

@@ -16,6 +16,7 @@
 #include "kernels/bias_epilogue.cuh"
 #include "schedule/chunk_order.hpp"
 #include "schedule/tile_order.hpp"
+#include "schedule/workspace_layout.hpp"
 
 namespace flux {
 
@@ -41,7 +42,9 @@ class RsEpilogue : public Stock_ {
   static constexpr int kVectors = kAccumulators / 8;  // 16-byte vectors of a thread
   static constexpr int kBatch = 2;                    // vectors loaded together,
   static constexpr int kAhead = 4;                    // and batches in flight: 32 KB an SM hide the memory's latency
-  static constexpr int64_t kTileBytes = int64_t{kVectors} * Threads * 16;
+  static constexpr int64_t kTileBytes =
+      rs_tile_bytes(cute::size<0>(TileShapeMNK{}), cute::size<1>(TileShapeMNK{}), sizeof(ElementD));
+  static_assert(kTileBytes == int64_t{kVectors} * Threads * 16, "a tile is its fragments, nothing else");
   static_assert(kVectors % kBatch == 0);
 
   struct Arguments : Stock::Arguments {
@@ -102,7 +105,7 @@ class RsEpilogue : public Stock_ {
   }
 
   CUTLASS_DEVICE int64_t offset(int slot, int position, int thread_idx) const {
-    return (int64_t{slot} * params_.transport.order.num_tiles() + position) * kTileBytes + thread_idx * 16;
+    return rs_tile_offset(slot, position, params_.transport.order.num_tiles(), kTileBytes) + thread_idx * 16;
   }
 
   template <class Accumulators>

@@ -16,12 +16,9 @@ std::string why_fused_is_slower(Problem const& problem);
 std::string config_name(Problem const& problem);
 WorkspaceNeeds workspace_needs(Problem const& problem);
 
-// Runs one call. `epoch` is the group's count of fused calls, this one included. Throws c10::DistBackendError when a
-// peer does not arrive within `timeout_seconds`.
-void ag_gemm(Problem const& problem, Operands const& operands, WorkspaceView const& workspace, Epoch epoch,
-             double timeout_seconds);
-void gemm_rs(Problem const& problem, Operands const& operands, WorkspaceView const& workspace, Epoch epoch,
-             double timeout_seconds);
+// Runs one call. Throws c10::DistBackendError when a peer does not arrive in time, or makes another call.
+void ag_gemm(Problem const& problem, Operands const& operands, WorkspaceView const& workspace, CallInfo const& info);
+void gemm_rs(Problem const& problem, Operands const& operands, WorkspaceView const& workspace, CallInfo const& info);
 
 }  // namespace flux::cpu
 
@@ -45,10 +42,8 @@ void check_fault(Workspace const& workspace);
 bool is_capturing();
 
 // Enqueue one call on the current stream. A fault of an earlier call is thrown before anything is launched.
-void ag_gemm(Problem const& problem, Operands const& operands, Workspace& workspace, Epoch epoch,
-             double timeout_seconds);
-void gemm_rs(Problem const& problem, Operands const& operands, Workspace& workspace, Epoch epoch,
-             double timeout_seconds);
+void ag_gemm(Problem const& problem, Operands const& operands, Workspace& workspace, CallInfo const& info);
+void gemm_rs(Problem const& problem, Operands const& operands, Workspace& workspace, CallInfo const& info);
 
 }  // namespace flux::cuda
 #endif

@@ -18,13 +18,15 @@ inline char const* strategy_name(Strategy s) {
 inline constexpr char const* kAllowedStrategies = "'auto', 'sequential', 'fused'";
 inline constexpr std::string_view kFusedWithConfig = "fused:";
 inline bool is_fused(std::string_view asked) {
-  return asked == "fused" || asked.substr(0, kFusedWithConfig.size()) == kFusedWithConfig;
+  bool const with_config =
+      asked.size() > kFusedWithConfig.size() && asked.substr(0, kFusedWithConfig.size()) == kFusedWithConfig;
+  return asked == "fused" || with_config;
 }
 inline bool is_allowed_strategy(std::string_view asked) {
   return asked == "auto" || asked == "sequential" || is_fused(asked);
 }
 inline std::string_view asked_config(std::string_view asked) {
-  return asked.size() > kFusedWithConfig.size() && is_fused(asked) ? asked.substr(kFusedWithConfig.size()) : "";
+  return is_fused(asked) && asked != "fused" ? asked.substr(kFusedWithConfig.size()) : "";
 }
 
 struct Choice {

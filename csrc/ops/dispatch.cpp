@@ -107,18 +107,6 @@ void ensure_workspace(Call& call, c10::Device device) {
               ": the workspace of group '", call.state->name, "' did not grow.");
 }
 
-}  // namespace
-
-WorkspaceNeeds workspace_needs(Problem const& problem, c10::DeviceType device) {
-#if defined(FLUX_WITH_CUDA)
-  if (device == c10::DeviceType::CUDA) return cuda::workspace_needs(problem);
-#endif
-  TORCH_CHECK(device == c10::DeviceType::CPU, kNoCudaKernels, ".");
-  return cpu::workspace_needs(problem);
-}
-
-namespace {
-
 // A fault that an earlier call has met on the device breaks the group; nothing else tells the host of it.
 void check_fault(GroupState& state, c10::DeviceType device) {
 #if defined(FLUX_WITH_CUDA)
@@ -134,6 +122,14 @@ void check_fault(GroupState& state, c10::DeviceType device) {
 }
 
 }  // namespace
+
+WorkspaceNeeds workspace_needs(Problem const& problem, c10::DeviceType device) {
+#if defined(FLUX_WITH_CUDA)
+  if (device == c10::DeviceType::CUDA) return cuda::workspace_needs(problem);
+#endif
+  TORCH_CHECK(device == c10::DeviceType::CPU, kNoCudaKernels, ".");
+  return cpu::workspace_needs(problem);
+}
 
 void check_not_broken(GroupState const& state, char const* op) {
   TORCH_CHECK(state.broken.empty(), op, ": group '", state.name,
@@ -174,23 +170,26 @@ void run_fused(Call& call, Arguments const& args, at::Tensor const& y, at::Tenso
   c10::OptionalDeviceGuard const device_guard(args.x.device());
   PreparedOperands const prepared = prepare_operands(args, call.problem, y, gathered);
   DeviceState& on_device = call.state->on(args.x.device().type());
-  Epoch const epoch = ++on_device.epoch;
-  double const timeout = settings().timeout_seconds;
+  CallInfo const info{++on_device.epoch, digest_of(call.problem, args.has_bias(), call.site.call_idx),
+                      settings().timeout_seconds};
   try {
 #if defined(FLUX_WITH_CUDA)
     if (args.x.is_cuda()) {
       if (cuda::is_capturing()) on_device.captured = true;
       auto const run = args.op == Op::kAgGemm ? cuda::ag_gemm : cuda::gemm_rs;
-      run(call.problem, prepared.operands, *on_device.cuda, epoch, timeout);
+      run(call.problem, prepared.operands, *on_device.cuda, info);
       return;
     }
 #endif
     auto const run = args.op == Op::kAgGemm ? cpu::ag_gemm : cpu::gemm_rs;
-    run(call.problem, prepared.operands, *on_device.view, epoch, timeout);
+    run(call.problem, prepared.operands, *on_device.view, info);
   } catch (c10::DistBackendError const& e) {
     call.state->broken = e.what_without_backtrace();
     std::string const more = hooks().explain_timeout(call.site);
     C10_THROW_ERROR(DistBackendError, call.state->broken + more);
+  } catch (std::exception const& e) {  // the peers may be in this call already, and this rank is not
+    call.state->broken = e.what();
+    throw;
   }
 }
 

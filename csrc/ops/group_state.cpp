@@ -1,5 +1,7 @@
 #include "ops/group_state.hpp"
 
+#include <unistd.h>
+
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 
@@ -67,7 +69,12 @@ std::shared_ptr<GroupState> group_state(char const* op, std::string const& group
   {
     std::lock_guard<std::mutex> const lock(registry_mutex);
     auto const found = registry().find(group_name);
-    if (found != registry().end() && is_current(*found->second, group.get())) return found->second;
+    if (found != registry().end() && is_current(*found->second, group.get())) {
+      TORCH_CHECK(found->second->pid == getpid(), op, ": group '", group_name,
+                  "' belongs to the process that this one was forked from; a forked process would answer for a rank "
+                  "that is there already. Start processes afresh (spawn).");
+      return found->second;
+    }
 
     for (auto it = registry().begin(); it != registry().end();) {
       if (is_alive(*it->second)) {
@@ -79,7 +86,7 @@ std::shared_ptr<GroupState> group_state(char const* op, std::string const& group
     }
     static uint64_t next_id = 1;
     state = std::make_shared<GroupState>(GroupState{group_name, next_id++, group->getRank(), group->getSize(),
-                                                    c10::weak_intrusive_ptr<c10d::ProcessGroup>(group)});
+                                                    c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), getpid()});
     registry()[group_name] = state;
   }
   for (uint64_t const id : dropped) hooks().dropped(id);

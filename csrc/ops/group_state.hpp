@@ -4,6 +4,8 @@
 #include <c10/core/Device.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
+#include <sys/types.h>
+
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,6 +59,7 @@ struct GroupState {
   int rank;
   int world;
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+  pid_t pid;  // of the process that made it
   int64_t calls = 0;
   std::string broken;  // why no further call can be trusted; empty if all is well
   std::unordered_map<Signature, std::shared_ptr<Plan const>, SignatureHash> plans;

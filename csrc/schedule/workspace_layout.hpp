@@ -33,8 +33,8 @@ FLUX_HD Epoch make_signal(Epoch epoch, uint64_t digest) {
 }
 FLUX_HD Epoch signal_epoch(Epoch signal) { return signal >> kDigestBits; }
 
-// Words that peers write. Each holds the newest epoch for which its event has happened, so a reader waits until it is
-// large enough, and nothing is ever reset.
+// Words that peers write, as epochs or, `arrived` on CUDA, as make_signal values. Each only grows: a reader waits until
+// it is large enough, and nothing is ever reset.
 struct SignalWords {
   Epoch arrived[kNumSignalSets][kMaxWorld][kMaxPieces];  // [set][source rank][piece]
   Epoch completed[kMaxWorld];                            // last call that the peer has finished (graph replay)
@@ -45,7 +45,7 @@ struct LocalWords {
   Epoch epoch;                                 // calls begun on the device (graph replay)
   Epoch signal;                                // value of the signals of the call under way (graph replay)
   uint32_t tiles_done[kMaxWorld][kMaxPieces];  // gemm_rs: finished tiles by destination rank and piece
-  uint32_t fault_claim;                        // set by the first thread whose wait times out
+  uint32_t fault_claim;                        // set by the first thread that meets a fault
 };
 
 struct ControlWords {
@@ -85,7 +85,7 @@ FLUX_HD int64_t ag_shard_offset(int source, int64_t rows_per_rank, int64_t k, in
 // ---- gemm_rs: region[slot of the source][tile position][element], send buffer [slot of the destination][...]
 // Tiles are whole: the padding of a ragged edge travels too, so both ends index alike.
 
-FLUX_HD int64_t rs_tile_bytes(int64_t tile_m, int64_t tile_n, int64_t element_size) {
+FLUX_HD constexpr int64_t rs_tile_bytes(int64_t tile_m, int64_t tile_n, int64_t element_size) {
   return tile_m * tile_n * element_size;
 }
 FLUX_HD int64_t rs_slot_bytes(int64_t num_tiles, int64_t tile_bytes) { return num_tiles * tile_bytes; }

@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+import torch.distributed as dist
 
 import flux_ops
 from tests.cases.base import BF16, FP16, OPS, Case, call, make
@@ -96,6 +97,36 @@ def unlike_arguments(ctx, op, what, culprit):
         call_and_sync(ctx, operands)
 
 
+def refused_alone(ctx, op, culprit):
+    """One rank is refused a call that its peers make: they are out of step, and no later call may pair wrongly."""
+    case = case_of(ctx, op)
+    first = make(ctx, case)
+    assert_same(call(first), first.expected().to(case.dtype), rank=ctx.rank)
+    for seed in (1, 2):
+        operands = make(ctx, dataclasses.replace(case, seed=seed))
+        if ctx.rank == culprit and seed == 1:
+            with pytest.raises(ValueError, match="K"):
+                getattr(flux_ops, op)(operands.x[:, :-1], operands.weight)
+        else:
+            call_and_sync(ctx, operands)
+
+
+def destroyed_alone(ctx, op, culprit):
+    """A rank that alone begins anew is told apart at once; when all have, all is well."""
+    good_call(ctx, op)
+    if ctx.rank == culprit:
+        flux_ops.destroy()
+    started = time.monotonic()
+    case = dataclasses.replace(case_of(ctx, op, 3), rows=24)
+    if ctx.rank != culprit:
+        with pytest.raises(dist.DistBackendError, match="destroy"):
+            call(make(ctx, case))
+        assert time.monotonic() - started < 10.0
+        flux_ops.destroy()
+    operands = make(ctx, case)
+    assert_same(call(operands), operands.expected().to(case.dtype), rank=ctx.rank)
+
+
 def set_timeout_and_wait(ctx, culprit, seconds):
     """flux_ops.set_timeout acts on calls that follow."""
     good_call(ctx, "ag_gemm")
@@ -171,6 +202,17 @@ class FaultCases:
         for outcome in outcomes:
             assert outcome.status == "error", outcome.describe()
             assert outcome.seconds < self.timeout_s + SLACK_S, outcome.describe()
+
+    @pytest.mark.parametrize("op", ("ag_gemm", pytest.param("gemm_rs", marks=CPU_IS_ENOUGH)))
+    def test_a_call_that_one_rank_alone_is_refused(self, spawn, op):
+        for outcome in spawn(2, self.limit()).outcomes(refused_alone, op, 1):
+            assert outcome.status == "error", outcome.describe()
+            assert "DistBackendError" in outcome.kinds, outcome.describe()
+            assert outcome.seconds < self.timeout_s + SLACK_S, outcome.describe()
+
+    @pytest.mark.parametrize("op", (pytest.param("ag_gemm", marks=CPU_IS_ENOUGH),))
+    def test_a_rank_that_alone_begins_anew(self, spawn, op):
+        spawn(2, {"FLUX_TIMEOUT": "30"}).run(destroyed_alone, op, 1)
 
     def test_set_timeout(self, spawn):
         outcomes = spawn(2, {"FLUX_TIMEOUT": "60"}).outcomes(set_timeout_and_wait, 1, self.timeout_s)

@@ -51,9 +51,9 @@ void names_are_read_back() {
 
 void other_names_are_refused() {
   LaunchChoice choice;
-  for (char const* text :
-       {"", "c128x256_2x1", "c128x256_2x1/n2", "c128x256_2x1/n2/", "c128x256_2x1/x2/p1", "none/n1/p1",
-        "c128x256_2x1/n0/p1", "c128x256_2x1/n1/p0", "c128x256_2x1/n1/p17", "/n1/p1", "//p1"}) {
+  for (char const* text : {"", "c128x256_2x1", "c128x256_2x1/n2", "c128x256_2x1/n2/", "c128x256_2x1/x2/p1",
+                           "none/n1/p1", "c128x256_2x1/n0/p1", "c128x256_2x1/n1/p0", "c128x256_2x1/n1/p17", "/n1/p1",
+                           "//p1", "c128x256_2x1/n2x/p1", "c128x256_2x1/n1/p1y", "c128x256_2x1/n99999/p1"}) {
     CHECK(!parse_choice(text, &choice), "'%s' was taken", text);
   }
 }

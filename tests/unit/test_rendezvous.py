@@ -14,12 +14,7 @@ from flux_ops.workspace import HostBlock
 def make_members(world):
     """Members as they would be on the ranks of a group, without a group."""
     store = dist.HashStore()
-    members = []
-    for rank in range(world):
-        m = Members.__new__(Members)
-        m.group_name, m.rank, m.world, m._store = "g", rank, world, dist.PrefixStore("flux/1", store)
-        members.append(m)
-    return members
+    return [Members("g", rank, world, store) for rank in range(world)]
 
 
 def site(call=0):
@@ -46,6 +41,13 @@ def test_who_does_not_come_is_named(short_timeout):
     assert isinstance(errors[0], dist.DistBackendError)
     for word in ("ag_gemm", "group 'g'", "ranks 1, 2", "0.3 s", "number 7"):
         assert word in str(errors[0])
+
+
+def test_a_rank_that_has_begun_anew_is_named_at_once():
+    store = dist.HashStore()
+    late, *_ = [Members("g", rank, 2, store) for rank in (0, 1, 1)]  # rank 1 has joined twice
+    with pytest.raises(dist.DistBackendError, match=r"rank 1 has begun anew.*destroy"):
+        late.exchange(site(), "k", "")
 
 
 def test_a_refusal_ends_the_wait_of_the_others():
