@@ -1,6 +1,8 @@
 """The operators in a group of one rank: results, shapes without data, opcheck, autograd, torch.compile."""
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -141,3 +143,27 @@ def test_compile_without_graph_breaks(one_rank):
         torch.testing.assert_close(compiled(x, up, down), block(x, up, down))
     compiled(x, up, down).sum().backward()
     assert up.grad.shape == up.shape
+
+
+FORKED = """
+import os
+import torch, torch.distributed as dist
+import flux_ops
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+x = torch.ones(2, 4)
+flux_ops.ag_gemm(x, x)
+child = os.fork()
+if child == 0:
+    try:
+        flux_ops.ag_gemm(x, x)
+    except RuntimeError as error:
+        os._exit(0 if "forked" in str(error) else 2)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+flux_ops.ag_gemm(x, x)
+"""
+
+
+def test_a_forked_process_cannot_use_the_groups_of_its_parent():
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=100)
