@@ -49,7 +49,7 @@ def define(why_not_loaded: str) -> torch.library.Library:
 def _check(op, x, weight, bias, group_name, strategy, why_not_loaded):
     """Refuses what the compiled operators refuse; returns the group."""
     global last_call
-    asked = "fused" if strategy.startswith("fused:") else strategy
+    asked = "fused" if strategy.startswith("fused:") and strategy != "fused:" else strategy
     if asked not in _STRATEGIES:
         raise ValueError(f"{op}: strategy is '{strategy}'; allowed are {', '.join(map(repr, _STRATEGIES))}.")
     if x.dim() < 2 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:

@@ -99,7 +99,7 @@ class Hooks:
 
     def workspace(self, group_name: str, kind: str) -> Workspace | None:
         for (_, of_kind), workspace in self._workspaces.items():
-            if of_kind == kind and workspace._members.group_name == group_name:
+            if of_kind == kind and workspace.members.group_name == group_name:
                 return workspace
         return None
 

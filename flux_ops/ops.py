@@ -166,8 +166,8 @@ def prepare(
     if op not in (None, "ag_gemm", "gemm_rs"):
         raise ValueError(f"prepare: op is {op!r}; allowed are 'ag_gemm', 'gemm_rs' and None (both).")
     for name, value in (("max_m", max_m), ("n", n), ("k", k)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"prepare: {name} is {value!r}; it must be a positive int.")
+        if type(value) is not int or not 1 <= value < 2**31:
+            raise ValueError(f"prepare: {name} is {value!r}; it must be an int from 1 to 2^31 - 1.")
     if device is None:
         device = "cuda" if has_cuda_kernels() and torch.cuda.is_available() else "cpu"
     device = torch.device(device)

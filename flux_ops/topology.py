@@ -22,6 +22,7 @@ class Probe:
     gpu_index: int = -1
     gpu_uuid: str = ""
     gpu_name: str = ""
+    launches_block: bool = False  # a kernel that waits for its peers would keep this rank from serving them
     peer_access: dict[str, bool] = dataclasses.field(default_factory=dict)  # by UUID of each visible GPU
 
     def to_json(self) -> str:
@@ -54,6 +55,7 @@ def probe(rank: int, device_type: str, device_index: int, version: str, why_not_
         gpu_index=device_index,
         gpu_uuid=str(properties.uuid),
         gpu_name=properties.name,
+        launches_block=os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
         peer_access=access,
     )
 
@@ -79,6 +81,8 @@ def decide(probes: list[Probe], device_type: str) -> str:
     for p in probes:
         if device_type == "cuda" and p.why_not_cuda:
             return f"rank {p.rank} has no CUDA kernels: {p.why_not_cuda}"
+        if p.launches_block:
+            return f"rank {p.rank} has CUDA_LAUNCH_BLOCKING set, and kernels that wait for peers can't be serialised"
     for a, b in _pairs(probes):
         why_not = _why_not_connected(a, b, device_type)
         if why_not:

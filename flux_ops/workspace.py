@@ -106,7 +106,7 @@ class Workspace:
 
     def __init__(self, core, members: Members, device: torch.device):
         self._core = core
-        self._members = members
+        self.members = members
         self.device = device
         self.region_bytes = self.send_bytes = 0
         self.block: HostBlock | DeviceBlock | None = None
@@ -119,7 +119,7 @@ class Workspace:
         if (region_bytes, send_bytes) == (self.region_bytes, self.send_bytes):
             return
         wanted = f"{region_bytes} and {send_bytes} bytes"
-        answers = self._members.exchange(site, f"grow/{site.call}/size", wanted)
+        answers = self.members.exchange(site, f"grow/{site.call}/size", wanted)
         if any(answer != wanted for answer in answers):
             listed = "; ".join(f"rank {rank}: {answer}" for rank, answer in enumerate(answers))
             raise ValueError(f"{site}: the ranks need workspaces of unlike sizes, so they make unlike calls ({listed})")
@@ -128,11 +128,11 @@ class Workspace:
         total_bytes = self._core.workspace_total_bytes(region_bytes, send_bytes)
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
-                block = DeviceBlock(self._members, site, total_bytes, self.device)
+                block = DeviceBlock(self.members, site, total_bytes, self.device)
         else:
-            block = HostBlock(self._members, site, total_bytes)
+            block = HostBlock(self.members, site, total_bytes)
         index = self.device.index if self.device.type == "cuda" else -1
-        name = self._members.group_name
+        name = self.members.group_name
         self._core.attach_workspace(name, self.device.type, index, block.bases, region_bytes, send_bytes)
         old, self.block = self.block, block
         self.region_bytes, self.send_bytes = region_bytes, send_bytes
@@ -143,8 +143,8 @@ class Workspace:
         """Waits until no rank uses the block any more."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self._members.barrier(site, f"grow/{site.call}/idle")
-        if self._core.workspace_captured(self._members.group_name, self.device.type):
+        self.members.barrier(site, f"grow/{site.call}/idle")
+        if self._core.workspace_captured(self.members.group_name, self.device.type):
             self._kept.append(self.block)
 
     def poison(self, byte: int = 0xFF) -> None:

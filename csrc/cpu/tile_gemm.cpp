@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "ops/data_type.hpp"
+
 namespace flux::cpu {
 
 TileRange tile_range(Problem const& p, TileShape shape, Tile tile) {
@@ -12,24 +14,10 @@ TileRange tile_range(Problem const& p, TileShape shape, Tile tile) {
   return {row, std::min<int64_t>(shape.tile_m, p.rows - row), col, std::min<int64_t>(shape.tile_n, p.n - col)};
 }
 
-at::ScalarType scalar_type(DataType dtype) {
-  switch (dtype) {
-    case DataType::kFloat32:
-      return at::kFloat;
-    case DataType::kFloat64:
-      return at::kDouble;
-    case DataType::kBFloat16:
-      return at::kBFloat16;
-    case DataType::kFloat16:
-      return at::kHalf;
-  }
-  return at::ScalarType::Undefined;
-}
-
 at::ScalarType accumulation_type(DataType dtype) { return dtype == DataType::kFloat64 ? at::kDouble : at::kFloat; }
 
 at::Tensor view_matrix(DataType dtype, void const* data, int64_t rows, int64_t cols, int64_t row_stride) {
-  return at::from_blob(const_cast<void*>(data), {rows, cols}, {row_stride, 1}, at::TensorOptions(scalar_type(dtype)));
+  return at::from_blob(const_cast<void*>(data), {rows, cols}, {row_stride, 1}, at::TensorOptions(row_of(dtype).scalar));
 }
 
 at::Tensor tile_product(Problem const& p, Operands const& o, at::Tensor const& x_rows, TileRange const& range) {

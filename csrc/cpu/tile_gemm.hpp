@@ -16,7 +16,6 @@ struct TileRange {
 };
 TileRange tile_range(Problem const& problem, TileShape shape, Tile tile);
 
-at::ScalarType scalar_type(DataType dtype);
 at::ScalarType accumulation_type(DataType dtype);
 
 // A [rows, cols] view of memory with unit stride along cols.

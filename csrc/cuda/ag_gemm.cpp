@@ -29,9 +29,6 @@ void ag_gemm(Problem const& problem, Operands const& operands, Workspace& worksp
   args.gathered = region;
   args.pieces = pieces;
 
-  auto const launch = [&] {
-    check(kKernels[choice.kernel].ag_gemm[element_index(problem.dtype)](args, stream), "launching ag_gemm");
-  };
   call.fork();
   for (int step = 0; step < problem.world - 1; ++step) {
     int const peer = ag_push_peer(problem.rank, problem.world, step);
@@ -41,9 +38,10 @@ void ag_gemm(Problem const& problem, Operands const& operands, Workspace& worksp
       call.push(slot + offset, shard + offset, pieces.size(piece) * row_bytes,
                 call.arrived(peer, problem.rank) + piece);
     }
-    if (step == 0 && !launches_block()) launch();  // as soon as the first push is on its way
+    if (step == 0) {  // as soon as the first push is on its way
+      check(kKernels[choice.kernel].ag_gemm[element_index(problem.dtype)](args, stream), "launching ag_gemm");
+    }
   }
-  if (launches_block()) launch();
   call.join();
 
   if (operands.gathered != nullptr) {  // every shard has arrived when the kernel is done

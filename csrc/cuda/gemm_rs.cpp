@@ -29,9 +29,9 @@ void gemm_rs(Problem const& problem, Operands const& operands, Workspace& worksp
   args.tiles_done = local.tiles_done[0];
   args.pieces = plan.pieces;
 
-  auto const launch = [&] { check(kernel.gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_rs"); };
   call.fork();
-  if (!launches_block()) launch();
+  // First the kernel: its counters are what the side stream waits for.
+  check(kernel.gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_rs");
   for (int step = 0; step < problem.world - 1; ++step) {
     int const peer = rs_chunk(problem.rank, problem.world, step);
     int const slot_here = rs_slot(problem.rank, problem.world, peer);
@@ -47,7 +47,6 @@ void gemm_rs(Problem const& problem, Operands const& operands, Workspace& worksp
       check(stream_write(workspace.side_stream(), done, 0u), "resetting a tile counter");
     }
   }
-  if (launches_block()) launch();
   call.join();
   call.finish();
 }

@@ -2,8 +2,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <cstdlib>
-
 #include "comm/stream_ops.hpp"
 #include "cuda/fault_watch.hpp"
 #include "ops/backend.hpp"
@@ -12,14 +10,6 @@ namespace flux::cuda {
 
 void check(cudaError_t error, char const* action) {
   TORCH_CHECK(error == cudaSuccess, "flux_ops: ", action, " failed: ", cudaGetErrorString(error));
-}
-
-bool launches_block() {
-  static bool const block = [] {
-    char const* value = std::getenv("CUDA_LAUNCH_BLOCKING");
-    return value != nullptr && std::atoi(value) != 0;
-  }();
-  return block;
 }
 
 Workspace::Workspace(WorkspaceView const& view) : view_(view) {

@@ -88,8 +88,4 @@ class Call {
 // Throws a c10::Error with the failed action's name.
 void check(cudaError_t error, char const* action);
 
-// True if the launch of a kernel returns only when the kernel is done (CUDA_LAUNCH_BLOCKING): then whatever the kernel
-// waits for has to be enqueued before it.
-bool launches_block();
-
 }  // namespace flux::cuda

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "ops/choose.hpp"
+#include "ops/data_type.hpp"
 
 namespace flux {
 namespace {
@@ -24,19 +25,10 @@ at::Tensor aligned_copy(at::Tensor const& t) {
 at::Tensor aligned_contiguous(at::Tensor const& t) { return t.is_contiguous() && is_aligned(t) ? t : aligned_copy(t); }
 
 DataType data_type(Arguments const& args) {
-  switch (args.x.scalar_type()) {
-    case at::kFloat:
-      return DataType::kFloat32;
-    case at::kDouble:
-      return DataType::kFloat64;
-    case at::kBFloat16:
-      return DataType::kBFloat16;
-    case at::kHalf:
-      return DataType::kFloat16;
-    default:
-      TORCH_CHECK_NOT_IMPLEMENTED(false, op_name(args.op), ": x has dtype ", args.x.scalar_type(),
-                                  "; supported are Float, Double, BFloat16 and Half.");
-  }
+  auto const* row = find_data_type([&](DataTypeRow const& r) { return r.scalar == args.x.scalar_type(); });
+  TORCH_CHECK_NOT_IMPLEMENTED(row != nullptr, op_name(args.op), ": x has dtype ", args.x.scalar_type(),
+                              "; supported are ", kDataTypeNames, ".");
+  return row->type;
 }
 
 }  // namespace

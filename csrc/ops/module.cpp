@@ -6,6 +6,7 @@
 
 #include "cpu/config.hpp"
 #include "cpu/trace.hpp"
+#include "ops/data_type.hpp"
 #include "ops/dispatch.hpp"
 #include "ops/python_hooks.hpp"
 
@@ -42,19 +43,9 @@ Op make_op(std::string const& op) {
 }
 
 DataType make_dtype(std::string const& name) {
-  if (name == "float32") return DataType::kFloat32;
-  if (name == "float64") return DataType::kFloat64;
-  if (name == "bfloat16") return DataType::kBFloat16;
-  TORCH_CHECK_NOT_IMPLEMENTED(name == "float16", "dtype is ", name,
-                              "; supported are float32, float64, bfloat16 and float16.");
-  return DataType::kFloat16;
-}
-
-char const* dtype_name(DataType t) {
-  return t == DataType::kFloat32    ? "float32"
-         : t == DataType::kFloat64  ? "float64"
-         : t == DataType::kBFloat16 ? "bfloat16"
-                                    : "float16";
+  auto const* row = find_data_type([&](DataTypeRow const& r) { return name == r.name; });
+  TORCH_CHECK_NOT_IMPLEMENTED(row != nullptr, "dtype is ", name, "; supported are ", kDataTypeNames, ".");
+  return row->type;
 }
 
 py::object last_dispatch_dict() {
@@ -69,7 +60,7 @@ py::object last_dispatch_dict() {
   d["m"] = p.rows * p.world;
   d["n"] = p.n;
   d["k"] = p.k;
-  d["dtype"] = dtype_name(p.dtype);
+  d["dtype"] = row_of(p.dtype).name;
   d["world"] = p.world;
   return d;
 }

@@ -55,6 +55,12 @@ def test_a_gpu_out_of_sight():
     assert "rank 1 does not see the GPU of rank 0" in reason
 
 
+def test_blocking_launches_are_named():
+    reason = decide([gpu(0), gpu(1, launches_block=True)], "cuda")
+    assert "CUDA_LAUNCH_BLOCKING" in reason
+    assert "rank 1" in reason
+
+
 def test_no_peer_access_names_the_pair():
     blocked = {"uuid0": True, "uuid1": True, "uuid2": False}
     reason = decide([gpu(0), gpu(1, peer_access=blocked), gpu(2)], "cuda")
