@@ -19,6 +19,14 @@ LaunchChoice launch_choice(Problem const& problem) {
   return choice;
 }
 
+namespace {
+
+int64_t num_tiles_at_most(Problem const& problem) {  // of the smallest tile, padded to the largest cluster
+  return problem.world * (ceil_div(problem.rows, 128) + 4) * (ceil_div(problem.n, 128) + 2);
+}
+
+}  // namespace
+
 std::string why_not_fused(Problem const& problem) {
   if (problem.dtype != DataType::kBFloat16 && problem.dtype != DataType::kFloat16) {
     return "its CUDA kernels take bfloat16 and float16 only";
@@ -30,9 +38,9 @@ std::string why_not_fused(Problem const& problem) {
   }
   if (problem.k % 8 != 0) return c10::str("K = ", problem.k, " is not a multiple of 8 (rows of 16 bytes)");
   if (problem.n % 8 != 0) return c10::str("N = ", problem.n, " is not a multiple of 8 (rows of 16 bytes)");
-  constexpr int64_t kLimit = int64_t{1} << 30;  // the end of the last tile still fits 32 bits
-  if (problem.rows > kLimit || problem.n > kLimit || problem.k > kLimit) {
-    return c10::str("a chunk of ", problem.rows, " x ", problem.n, " x ", problem.k, " has an extent past 2^30");
+  constexpr int64_t kLimit = int64_t{1} << 30;  // of extents and of tiles: what kernels compute from them fits 32 bits
+  if (std::max({problem.rows, problem.n, problem.k}) > kLimit || num_tiles_at_most(problem) > kLimit) {
+    return c10::str("a chunk of ", problem.rows, " x ", problem.n, " x ", problem.k, " has extents or tiles past 2^30");
   }
   LaunchChoice choice;
   if (!problem.config.empty() && !parse_choice(problem.config, &choice)) {
