@@ -21,7 +21,8 @@ RsPlan rs_plan(Problem const& problem);
 
 // The arguments that both kernels have.
 template <class Args>
-Args kernel_args(Problem const& problem, Operands const& operands, LaunchChoice const& choice, Call const& call) {
+Args kernel_args(Problem const& problem, Operands const& operands, LaunchChoice const& choice, Epoch const* arrived,
+                 SignalWait const& wait) {
   Args args{};
   args.rank = problem.rank;
   args.world = problem.world;
@@ -33,11 +34,16 @@ Args kernel_args(Problem const& problem, Operands const& operands, LaunchChoice 
   args.weight_transposed = problem.weight_transposed;
   args.bias = operands.bias;
   args.y = operands.y;
-  args.arrived = call.arrived(problem.rank, 0);
+  args.arrived = arrived;
   args.swizzle = choice.swizzle;
   args.along_n = choice.along_n;
-  args.wait = call.wait();
+  args.wait = wait;
   return args;
+}
+
+template <class Args>
+Args kernel_args(Problem const& problem, Operands const& operands, LaunchChoice const& choice, Call const& call) {
+  return kernel_args<Args>(problem, operands, choice, call.arrived(problem.rank, 0), call.wait());
 }
 
 inline int element_index(DataType dtype) {

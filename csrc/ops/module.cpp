@@ -6,6 +6,9 @@
 
 #include "cpu/config.hpp"
 #include "cpu/trace.hpp"
+#if defined(FLUX_WITH_CUDA)
+#include "cuda/alone.hpp"
+#endif
 #include "ops/data_type.hpp"
 #include "ops/dispatch.hpp"
 #include "ops/python_hooks.hpp"
@@ -107,6 +110,18 @@ void add_module_functions(py::module_& m) {
     WorkspaceNeeds const needs = workspace_needs(problem, make_device(device_type, 0).type());
     return py::make_tuple(needs.region_bytes, needs.send_bytes);
   });
+
+#if defined(FLUX_WITH_CUDA)
+  // The fused kernel of `config` on one GPU, without communication, as rank `rank` of `world` would run it.
+  m.def("alone_scratch_bytes", [](std::string const& op, at::Tensor const& x, at::Tensor const& weight, int rank,
+                                  int world, std::string const& config) {
+    return cuda::alone_scratch_bytes(cuda::alone_problem(make_op(op), x, weight, rank, world, config));
+  });
+  m.def("run_alone", [](std::string const& op, at::Tensor const& x, at::Tensor const& weight, int rank, int world,
+                        std::string const& config, at::Tensor const& scratch) {
+    return cuda::run_alone(cuda::alone_problem(make_op(op), x, weight, rank, world, config), x, weight, scratch);
+  });
+#endif
 
   m.def("last_dispatch", &last_dispatch_dict);
   m.def(

@@ -1,0 +1,158 @@
+"""The kernels of the fused strategy alone, without communication, against cuBLAS. One GPU is enough.
+
+    python benchmarks/kernels.py --tp 2,4 --lists mlp,gpt3
+    python benchmarks/kernels.py --ops ag_gemm --kernels c128x256_2x1,p128x128_2x1 --orders m1,n2
+
+Each kernel computes what a rank of TP would, with all that its peers would send there from the start. A first pass
+times every kernel and tile order a few times, a second one the fastest of them: interleaved, as in bench.py. The
+results are written to benchmarks/results/ and to $OUT.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks import report, timing
+from benchmarks.candidates import GEMM, MAX_COPIES, ROTATE_BYTES, Shape, difference
+from flux_ops import extension
+
+SAMPLE_US = 4e3
+TOLERANCE = 2e-2
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lists", default="mlp,gpt3")
+    parser.add_argument("--shapes", default="", help="only these shapes, by name")
+    parser.add_argument("--tp", default="2,4")
+    parser.add_argument("--ops", default="ag_gemm,gemm_rs")
+    parser.add_argument("--kernels", default="c128x256_2x1,c256x128_2x1,p128x128_2x1")
+    parser.add_argument("--orders", default="m1,m4,n2,n4")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--keep", type=int, default=6, help="candidates of the second pass")
+    parser.add_argument("--name", default="kernels")
+    return parser.parse_args()
+
+
+class Row:
+    """One product: operands in rotation, and the candidates on them."""
+
+    def __init__(self, op, shape, tp):
+        x_size, w_size = shape.operand_sizes(op, tp)
+        x_size = (shape.m, x_size[1])
+        gen = torch.Generator("cuda").manual_seed(1)
+        per_call = 2 * (x_size[0] * x_size[1] + w_size[0] * w_size[1])
+        copies = min(max(ROTATE_BYTES // per_call, 1), MAX_COPIES)
+        self.op, self.tp = op, tp
+        self.x = [torch.randn(x_size, generator=gen, device="cuda").bfloat16() for _ in range(copies)]
+        self.w = [(torch.randn(w_size, generator=gen, device="cuda") * w_size[1] ** -0.5).bfloat16()] * copies
+        self.w = [w.clone() for w in self.w]
+        self.scratch = torch.zeros(0, dtype=torch.uint8, device="cuda")
+
+    def gemm(self, i):
+        return F.linear(self.x[i % len(self.x)], self.w[i % len(self.w)])
+
+    def candidate(self, config):
+        core, rank = extension.module, self.tp - 1
+        where = (rank, self.tp, config)
+        needed = core.alone_scratch_bytes(self.op, self.x[0], self.w[0], *where)
+        if self.scratch.numel() < needed:
+            self.scratch = torch.zeros(needed, dtype=torch.uint8, device="cuda")
+        scratch = self.scratch
+        return lambda i: core.run_alone(self.op, self.x[i % len(self.x)], self.w[i % len(self.w)], *where, scratch)
+
+    def expected(self):
+        rows = self.x[0].shape[0] // self.tp
+        return self.gemm(0) if self.op == "ag_gemm" else self.gemm(0)[-rows:]
+
+
+def sample(call, count):
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for i in range(count):
+        call(i)
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e3 / count
+
+
+def interleave(calls, counts, rounds):
+    names, samples = list(calls), {name: [] for name in calls}
+    for turn in range(rounds + 1):
+        start = turn % len(names)
+        for name in names[start:] + names[:start]:
+            elapsed = sample(calls[name], counts[name])
+            if turn:
+                samples[name].append(elapsed)
+    return {name: timing.Timing.of(s, counts[name]) for name, s in samples.items()}
+
+
+def measure(op, shape, tp, args):
+    row = Row(op, shape, tp)
+    calls, want = {GEMM: row.gemm}, row.expected()
+    for kernel in args.kernels.split(","):
+        for order in args.orders.split(","):
+            config = f"{kernel}/{order}/p1"
+            try:
+                call = row.candidate(config)
+                error = difference(call(0), want)
+            except (RuntimeError, ValueError) as reason:
+                print(f"{config}: {str(reason).splitlines()[0]}")
+                continue
+            if not error <= TOLERANCE:
+                print(f"{config}: wrong by {error:.1e}")
+                continue
+            calls[config] = call
+    counts = {name: int(min(max(SAMPLE_US / max(sample(call, 2), 1), 2), 32)) for name, call in calls.items()}
+    first = interleave(calls, counts, 3)
+    best = sorted((n for n in first if n != GEMM), key=lambda n: first[n].median)[: args.keep]
+    second = interleave({n: calls[n] for n in (GEMM, *best)}, counts, args.rounds)
+    base1, base2 = first[GEMM].median, second[GEMM].median
+    print(
+        f"{op} {shape.name} tp{tp}: cuBLAS {base2:.1f} us; "
+        + ", ".join(
+            f"{n.removesuffix('/p1')} {second[n].median / base2:.3f}"
+            for n in sorted(best, key=lambda n: second[n].median)
+        ),
+        flush=True,
+    )
+    return {
+        "op": op, "name": shape.name, "M": shape.m, "H": shape.h, "I": shape.i, "tp": tp,
+        "gemm": base2,
+        "first": {n: t.median / base1 for n, t in first.items()},
+        "ratio": {n: t.median / base2 for n, t in second.items()},
+    }  # fmt: skip
+
+
+def main():
+    args = parse_arguments()
+    lists = json.loads((pathlib.Path(__file__).parent / "shapes.json").read_text())
+    wanted = set(filter(None, args.shapes.split(",")))
+    rows = [row for name in args.lists.split(",") for row in lists[name] if not wanted or row["name"] in wanted]
+    card = torch.cuda.get_device_name()
+    document = {"card": card, "torch": torch.__version__, "commit": os.environ.get("FLUX_COMMIT"), "rows": []}
+    folders = [folder for folder in (report.RESULTS, os.environ.get("OUT")) if folder]
+    for op in args.ops.split(","):
+        for tp in map(int, args.tp.split(",")):
+            for r in rows:
+                document["rows"].append(measure(op, Shape(r["name"], r["M"], r["H"], r["I"]), tp, args))
+                report.write(document, args.name, folders)
+                torch.cuda.empty_cache()
+    print()
+    for op in args.ops.split(","):
+        for tp in map(int, args.tp.split(",")):
+            rows = [r["ratio"] for r in document["rows"] if r["op"] == op and r["tp"] == tp]
+            best = [min(v for name, v in ratio.items() if name != GEMM) for ratio in rows]
+            summary = f"mean {report.mean(best):.3f}, worst {max(best):.3f}, at most 1 on {sum(v <= 1 for v in best)}"
+            print(f"{op} tp{tp}: the best kernel's time / cuBLAS: {summary} of {len(best)} shapes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+#include "cuda/alone.hpp"
+
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/util/Exception.h>
+
+#include "cuda/launch.hpp"
+#include "ops/backend.hpp"
+#include "ops/data_type.hpp"
+#include "schedule/workspace_layout.hpp"
+
+namespace flux::cuda {
+namespace {
+
+WorkspaceLayout layout_of(Problem const& problem) {
+  if (problem.op == Op::kAgGemm) return make_workspace_layout(0, 0);
+  WorkspaceNeeds const needs = workspace_needs(problem);
+  return make_workspace_layout(needs.region_bytes, needs.send_bytes);
+}
+
+}  // namespace
+
+Problem alone_problem(Op op, at::Tensor const& x, at::Tensor const& weight, int rank, int world,
+                      std::string const& config) {
+  TORCH_CHECK_VALUE(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1) && x.size(0) % world == 0 &&
+                        x.is_contiguous() && weight.is_contiguous() && x.scalar_type() == weight.scalar_type(),
+                    "x [M, K] and weight [N, K] must be contiguous, of one dtype, and M a multiple of ", world, ".");
+  auto const* row = find_data_type([&](DataTypeRow const& r) { return r.scalar == x.scalar_type(); });
+  TORCH_CHECK_NOT_IMPLEMENTED(row != nullptr, "x has dtype ", x.scalar_type(), ".");
+  Problem const problem{op, rank, world, x.size(0) / world, weight.size(0), x.size(1), row->type, false, config};
+  std::string const why_not = why_not_fused(problem);
+  TORCH_CHECK_NOT_IMPLEMENTED(why_not.empty(), why_not);
+  return problem;
+}
+
+int64_t alone_scratch_bytes(Problem const& problem) { return layout_of(problem).total_bytes(); }
+
+at::Tensor run_alone(Problem const& problem, at::Tensor const& x, at::Tensor const& weight, at::Tensor const& scratch) {
+  c10::OptionalDeviceGuard const device_guard(x.device());
+  cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
+  WorkspaceLayout const layout = layout_of(problem);
+  TORCH_CHECK_VALUE(scratch.nbytes() >= static_cast<size_t>(layout.total_bytes()), "scratch is too small.");
+  LaunchChoice const choice = launch_choice(problem);
+  bool const ag = problem.op == Op::kAgGemm;
+  at::Tensor const y = at::empty({ag ? x.size(0) : problem.rows, problem.n}, x.options());
+
+  WorkspaceView view{"", problem.rank, problem.world, layout, {}};
+  for (int r = 0; r < problem.world; ++r) view.base[r] = static_cast<std::byte*>(scratch.mutable_data_ptr());
+  ControlWords& control = view.control(problem.rank);
+  Operands const operands{
+      x.const_data_ptr(), weight.const_data_ptr(), problem.k, nullptr, y.mutable_data_ptr(), nullptr};
+  // Zeros are the signals of epoch 0: all that the kernel waits for is there.
+  SignalWait wait{};
+  wait.fault_claim = &control.local.fault_claim;
+  Epoch* const arrived = control.signals.arrived[0][0];
+  if (ag) {
+    auto args = kernel_args<AgGemmArgs>(problem, operands, choice, arrived, wait);
+    int64_t const shard_bytes = ag_shard_bytes(problem.rows, problem.k, element_size(problem.dtype));
+    args.shard = static_cast<std::byte const*>(operands.x) + problem.rank * shard_bytes;
+    args.gathered = operands.x;
+    args.pieces = make_pieces(problem.rows, choice.pieces, 1);
+    check(kKernels[choice.kernel].ag_gemm[element_index(problem.dtype)](args, stream), "launching ag_gemm");
+  } else {
+    auto args = kernel_args<GemmRsArgs>(problem, operands, choice, arrived, wait);
+    args.x = operands.x;
+    args.send = view.send_buffer();
+    args.staged = view.region(problem.rank, 0);
+    args.tiles_done = control.local.tiles_done[0];
+    args.pieces = rs_plan(problem).pieces;
+    check(kKernels[choice.kernel].gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_rs");
+  }
+  return y;
+}
+
+}  // namespace flux::cuda
