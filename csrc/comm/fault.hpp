@@ -15,7 +15,7 @@ struct FaultRecord {
   int32_t peer;
   int32_t piece;
   int32_t tile_m, tile_n;
-  Epoch expected;  // values of the word (make_signal, or plain epochs for `completed`)
+  Epoch expected;  // values of the word (make_signal, or plain epochs for `begun`)
   Epoch seen;
 };
 

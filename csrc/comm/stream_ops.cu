@@ -38,23 +38,20 @@ cudaError_t to_runtime_error(CUresult result) {
   return result == CUDA_ERROR_NOT_SUPPORTED ? cudaErrorNotSupported : cudaErrorUnknown;
 }
 
-__global__ void begin_call_kernel(LocalWords* local, uint64_t digest, Epoch const* completed, int world,
+__global__ void begin_call_kernel(LocalWords* local, int parity, uint64_t digest, PeerWords begun, int world,
                                   SignalWait wait) {
-  Epoch const previous = local->epoch;
+  int const peer = threadIdx.x;
+  Epoch const epoch = local->epoch + 1;
+  Epoch const last = local->last_use[parity];
   __syncwarp();
-  int const peer = threadIdx.x;
   if (peer == 0) {
-    local->epoch = previous + 1;
-    local->signal = make_signal(previous + 1, digest);
+    local->epoch = epoch;
+    local->signal = make_signal(epoch, digest);
+    local->last_use[parity] = epoch;
   }
-  if (peer < world && peer != wait.rank) wait_at_least(wait, completed + peer, previous, peer, -1, -1, -1);
-}
-
-__global__ void end_call_kernel(PeerWords completed, int rank, int world, Epoch const* epoch) {
-  int const peer = threadIdx.x;
-  if (peer >= world || peer == rank) return;
-  __threadfence_system();
-  store_release_sys(completed.at[peer] + rank, load_relaxed_sys(epoch));
+  if (peer >= world || peer == wait.rank) return;
+  store_release_sys(begun.at[peer] + wait.rank, epoch);
+  wait_at_least(wait, begun.at[wait.rank] + peer, last + 1, peer, -1, -1, -1);
 }
 
 }  // namespace
@@ -75,14 +72,9 @@ cudaError_t stream_wait(cudaStream_t stream, uint32_t const* word, uint32_t valu
       memory_ops().wait32(stream, reinterpret_cast<CUdeviceptr>(word), value, CU_STREAM_WAIT_VALUE_GEQ));
 }
 
-cudaError_t stream_begin_call(cudaStream_t stream, LocalWords* local, uint64_t digest, Epoch const* completed,
-                              int world, SignalWait const& wait) {
-  begin_call_kernel<<<1, 32, 0, stream>>>(local, digest, completed, world, wait);
-  return cudaGetLastError();
-}
-
-cudaError_t stream_end_call(cudaStream_t stream, PeerWords const& completed, int rank, int world, Epoch const* epoch) {
-  end_call_kernel<<<1, 32, 0, stream>>>(completed, rank, world, epoch);
+cudaError_t stream_begin_call(cudaStream_t stream, LocalWords* local, int parity, uint64_t digest,
+                              PeerWords const& begun, int world, SignalWait const& wait) {
+  begin_call_kernel<<<1, 32, 0, stream>>>(local, parity, digest, begun, world, wait);
   return cudaGetLastError();
 }
 

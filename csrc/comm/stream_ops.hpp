@@ -15,16 +15,15 @@ cudaError_t stream_write(cudaStream_t stream, uint32_t* word, uint32_t value);
 // Holds back the stream until *word >= value. `word` is local, and local kernels are sure to raise it.
 cudaError_t stream_wait(cudaStream_t stream, uint32_t const* word, uint32_t value);
 
-// Graph replay (see csrc/cuda/workspace.hpp), one small kernel each.
-// Counts a call: epoch += 1, signal = make_signal(epoch, digest). Then waits until every peer has finished the call
-// before it, completed[q] >= epoch - 1. It stands before the GEMM on the same stream: a kernel that waits beside a
-// persistent GEMM might find no free SM.
-cudaError_t stream_begin_call(cudaStream_t stream, LocalWords* local, uint64_t digest, Epoch const* completed,
-                              int world, SignalWait const& wait);
-// Tells every peer that this rank has finished the call: (*completed_at[q]) = epoch.
 struct PeerWords {
-  Epoch* at[kMaxWorld];
+  Epoch* at[kMaxWorld];  // one array of words at each rank
 };
-cudaError_t stream_end_call(cudaStream_t stream, PeerWords const& completed, int rank, int world, Epoch const* epoch);
+
+// Graph replay (see csrc/cuda/workspace.hpp). One small kernel counts a call: epoch += 1, signal = make_signal(epoch,
+// digest). It tells every peer, begun[rank] = epoch, that this rank has finished all calls before; then it waits until
+// every peer has finished the last call that used the region of `parity`. It stands before the GEMM on the same stream:
+// a kernel that waits beside a persistent GEMM might find no free SM.
+cudaError_t stream_begin_call(cudaStream_t stream, LocalWords* local, int parity, uint64_t digest,
+                              PeerWords const& begun, int world, SignalWait const& wait);
 
 }  // namespace flux

@@ -53,7 +53,6 @@ void ag_gemm(Problem const& problem, Operands const& operands, Workspace& worksp
             "copying the gathered operand");
     }
   }
-  call.finish();
 }
 
 }  // namespace flux::cuda

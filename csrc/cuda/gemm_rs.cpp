@@ -48,7 +48,6 @@ void gemm_rs(Problem const& problem, Operands const& operands, Workspace& worksp
     }
   }
   call.join();
-  call.finish();
 }
 
 }  // namespace flux::cuda

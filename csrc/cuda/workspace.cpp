@@ -37,13 +37,13 @@ std::string Workspace::fault_message() const {
   Epoch const expected = fault.expected, seen = fault.seen;
   std::string text = c10::str("flux_ops.", op_name(static_cast<Op>(fault.op)), ": rank ", int{fault.rank},
                               " of group '", view_.group_name, "' ");
-  bool const ends = fault.piece < 0;  // the wait for the end of the peer's call before
+  bool const ends = fault.piece < 0;  // the wait for the end of the peer's earlier calls
   if (!ends && signal_epoch(seen) == signal_epoch(expected)) {
     text += c10::str("is out of step: in fused call ", signal_epoch(expected), " peer ", int{fault.peer},
                      " makes another call");
   } else {
     text += c10::str("timed out: it waited ", timeout_seconds_, " s for peer ", int{fault.peer},
-                     ends ? std::string(" to finish its call before")
+                     ends ? std::string(" to finish the calls before that one")
                           : c10::str(": tile (", int{fault.tile_m}, ", ", int{fault.tile_n}, ") needs piece ",
                                      int{fault.piece}, " of its data"),
                      ", expected epoch ", ends ? expected : signal_epoch(expected), ", seen ",
@@ -59,11 +59,7 @@ void Workspace::check_fault() const {
 }
 
 Call::Call(Workspace& workspace, Problem const& problem, CallInfo const& info, cudaStream_t stream)
-    : workspace_(workspace),
-      problem_(problem),
-      stream_(stream),
-      parity_(parity_of(info.epoch)),
-      signals_(signal_set_of(info.epoch)) {
+    : workspace_(workspace), stream_(stream), parity_(parity_of(info.epoch)) {
   workspace.timeout_seconds_ = info.timeout_seconds;
   ControlWords& control = workspace.view_.control(problem.rank);
   wait_.signal = make_signal(info.epoch, info.digest);
@@ -77,16 +73,14 @@ Call::Call(Workspace& workspace, Problem const& problem, CallInfo const& info, c
   if (!workspace.replayed_) {
     cudaStreamCaptureStatus status;
     check(cudaStreamIsCapturing(stream, &status), "reading the capture state");
-    if (status == cudaStreamCaptureStatusActive) {
-      workspace.replayed_ = true;
-      workspace.replay_parity_ = parity_;
-    }
+    workspace.replayed_ = status == cudaStreamCaptureStatusActive;
   }
+  signals_ = signal_set_of(parity_, workspace.replayed_);
   if (workspace.replayed_) {
-    parity_ = workspace.replay_parity_;
-    signals_ = SignalSet::kReplay;
     wait_.signal_word = &control.local.signal;
-    check(stream_begin_call(stream, &control.local, info.digest, control.signals.completed, problem.world, wait_),
+    PeerWords begun{};
+    for (int r = 0; r < problem.world; ++r) begun.at[r] = workspace.view_.control(r).signals.begun;
+    check(stream_begin_call(stream, &control.local, parity_, info.digest, begun, problem.world, wait_),
           "starting a call");
   }
 }
@@ -114,16 +108,6 @@ void Call::push(void* to, void const* from, int64_t bytes, Epoch* signal) {
 void Call::join() {
   check(cudaEventRecord(workspace_.join_, workspace_.side_stream_), "recording an event");
   check(cudaStreamWaitEvent(stream_, workspace_.join_, 0), "joining the copy stream");
-}
-
-void Call::finish() {
-  if (workspace_.replayed_) {
-    PeerWords completed{};
-    for (int r = 0; r < problem_.world; ++r) completed.at[r] = workspace_.view_.control(r).signals.completed;
-    check(stream_end_call(stream_, completed, problem_.rank, problem_.world,
-                          &workspace_.view_.control(problem_.rank).local.epoch),
-          "ending a call");
-  }
 }
 
 }  // namespace flux::cuda

@@ -13,9 +13,10 @@
 //  4. The call ends on the caller's stream when the kernel and the pushes of this rank are done; then the send buffer,
 //     the tile counters and the operands are free again.
 //  5. From the first call that a CUDA graph captures on, the host can't know epochs: replays advance them. Such calls,
-//     and all later eager ones, count epochs in device memory from 1 on, with signals of their own, and use one region:
-//     that of the parity which the last eager call did not use. It is free for call e once every peer has finished
-//     call e-1, which the peers' `completed` words say; the call waits for them first.
+//     and all later eager ones, count epochs in device memory from 1 on, with signals of their own. They alternate
+//     between the regions too, but graphs may be replayed in any order, so one region can be used twice in a row. Each
+//     call first tells the peers begun[rank] = e, "this rank has finished all calls before e". Then it waits until
+//     begun[q] > last_use[region] for every peer q. After a call on the other region that holds already, by rule 3.
 //
 // tests/host/protocol_model.cpp checks these rules by going through all interleavings of small cases.
 
@@ -53,7 +54,6 @@ class Workspace {
   FaultRecord* fault_ = nullptr;  // pinned
   double timeout_seconds_ = 0;    // of the last call
   bool replayed_ = false;         // rule 5 holds
-  int replay_parity_ = 0;
 };
 
 // One call in flight between its first and its last launch on the caller's stream.
@@ -73,12 +73,9 @@ class Call {
   void push(void* to, void const* from, int64_t bytes, Epoch* signal);
   // Makes the caller's stream wait for the side stream.
   void join();
-  // Ends the call. After this, peers may write into the region that it used.
-  void finish();
 
  private:
   Workspace& workspace_;
-  Problem const& problem_;
   cudaStream_t stream_;
   int parity_;
   SignalSet signals_;

@@ -1,5 +1,4 @@
 #include "kernels/ag_gemm.cuh"
-#include "kernels/kernels.hpp"
 
 namespace flux {
 

@@ -7,15 +7,25 @@
 
 namespace flux {
 
-// Adds bias[n0 + column] to each accumulator of a tile whose first column is n0; columns past `cols` are left alone.
+// Adds bias[n0 + column] to each accumulator of a tile whose first column is n0; columns past `cols` are never stored.
+// The accumulators of wgmma are ((2 columns, 2 rows, N / 8), M / 64, 1): each bias is read once for all its rows.
 template <class Element, class Accumulators, class TileShapeT, class TiledMma>
 CUTLASS_DEVICE void add_bias(Accumulators& acc, Element const* bias, int n0, int cols, TileShapeT tile,
                              TiledMma const& tiled_mma, int thread_idx) {
   auto const coords = tiled_mma.get_slice(thread_idx).partition_C(cute::make_identity_tensor(cute::take<0, 2>(tile)));
   CUTLASS_PRAGMA_UNROLL
-  for (int i = 0; i < cute::size(acc); ++i) {
-    int const n = n0 + int(cute::get<1>(coords(i)));
-    if (n < cols) acc(i) += float(bias[n]);
+  for (int block = 0; block < cute::size<0, 2>(acc.layout()); ++block) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int column = 0; column < cute::size<0, 0>(acc.layout()); ++column) {
+      int const n = n0 + int(cute::get<1>(coords(cute::make_coord(column, 0, block), 0, 0)));
+      float const b = n < cols ? float(bias[n]) : 0.0f;
+      CUTLASS_PRAGMA_UNROLL
+      for (int row = 0; row < cute::size<0, 1>(acc.layout()); ++row) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int m = 0; m < cute::size<1>(acc.layout()); ++m) acc(cute::make_coord(column, row, block), m, 0) += b;
+      }
+    }
+    __syncwarp();  // else all of the bias is loaded first, into registers that nothing has left
   }
 }
 

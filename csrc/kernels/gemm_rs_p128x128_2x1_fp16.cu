@@ -1,5 +1,4 @@
 #include "kernels/gemm_rs.cuh"
-#include "kernels/kernels.hpp"
 
 namespace flux {
 

@@ -3,16 +3,20 @@
 //
 //   tile of a peer's chunk   accumulators -> 16-bit -> local send buffer; count the tile; the copy engine pushes the
 //                            piece to its owner when all its tiles are counted
-//   tile of the own chunk    wait for the tile's piece from each peer; y = sum of the partials in rank order, in fp32,
-//                            the own one unrounded, + bias; then the stock store
+//   tile of the own chunk    y = sum of the partials in rank order, in fp32, the own one unrounded, + bias; then the
+//                            stock store. A warp beside the one that feeds the mainloop waits for the tile's piece from
+//                            each peer and brings the partials to shared memory, a vector of all threads at a time,
+//                            while the tensor cores still work on the tile
 //
 // Both ends run the same kernel, so a tile travels as raw fragments [vector][thread], 16 bytes each: every store and
 // load is coalesced, and the owner's loads land on its own accumulators.
 
 #include "comm/signal.cuh"
+#include "cute/arch/copy_sm90_tma.hpp"
 #include "cutlass/cutlass.h"
 #include "cutlass/epilogue/collective/collective_builder.hpp"
 #include "cutlass/numeric_conversion.h"
+#include "cutlass/pipeline/pipeline.hpp"
 #include "kernels/bias_epilogue.cuh"
 #include "schedule/chunk_order.hpp"
 #include "schedule/tile_order.hpp"
@@ -37,15 +41,25 @@ class RsEpilogue : public Stock_ {
  public:
   using Stock = Stock_;
   using typename Stock::ElementD;
-  using typename Stock::TensorStorage;
   static constexpr int kAccumulators = cute::size<0>(TileShapeMNK{}) * cute::size<1>(TileShapeMNK{}) / Threads;
   static constexpr int kVectors = kAccumulators / 8;  // 16-byte vectors of a thread
-  static constexpr int kBatch = 2;                    // vectors loaded together,
-  static constexpr int kAhead = 4;                    // and batches in flight: 32 KB an SM hide the memory's latency
+  static constexpr int kVectorBytes = Threads * 16;
+  static constexpr int kSlots =
+      (16 << 10) / kVectorBytes;  // partials ahead of their use: 16 KB hide the memory's latency
   static constexpr int64_t kTileBytes =
       rs_tile_bytes(cute::size<0>(TileShapeMNK{}), cute::size<1>(TileShapeMNK{}), sizeof(ElementD));
-  static_assert(kTileBytes == int64_t{kVectors} * Threads * 16, "a tile is its fragments, nothing else");
-  static_assert(kVectors % kBatch == 0);
+  static_assert(kTileBytes == int64_t{kVectors} * kVectorBytes, "a tile is its fragments, nothing else");
+
+  using LoadPipeline = cutlass::PipelineTransactionAsync<kSlots>;
+  using LoadPipelineState = cutlass::PipelineState<kSlots>;
+  using PipelineStorage = typename LoadPipeline::SharedStorage;
+  struct TensorStorage : Stock::TensorStorage {
+    alignas(128) uint4 partials[kSlots][Threads];
+  };
+  struct SharedStorage {
+    TensorStorage tensors;
+    PipelineStorage pipeline;
+  };
 
   struct Arguments : Stock::Arguments {
     ElementD const* bias = nullptr;
@@ -60,6 +74,7 @@ class RsEpilogue : public Stock_ {
   static Params to_underlying_arguments(ProblemShape const& problem, Arguments const& args, void* workspace) {
     Params params;
     static_cast<typename Stock::Params&>(params) = Stock::to_underlying_arguments(one_chunk(problem), args, workspace);
+    params.tma_transaction_bytes = kVectorBytes;
     params.bias = args.bias;
     params.transport = args.transport;
     return params;
@@ -68,9 +83,48 @@ class RsEpilogue : public Stock_ {
   CUTLASS_HOST_DEVICE RsEpilogue(Params const& params, TensorStorage& storage)
       : Stock(params, storage), params_(params) {}
 
-  template <class LoadPipeline, class LoadState, class StorePipeline, class StoreState, class ProblemShape,
-            class TileShapeT, class TileCoord, class AccEngine, class AccLayout, class TiledMma>
-  CUTLASS_DEVICE auto store(LoadPipeline load_pipeline, LoadState load_state, StorePipeline store_pipeline,
+  CUTLASS_DEVICE bool is_producer_load_needed() const { return params_.transport.world > 1; }
+
+  // Run by one warp, tile after tile: brings the partials of a tile of the own chunk, in the order of use.
+  template <class ProblemShape, class TileShapeT, class TileCoord, class TiledMma>
+  CUTLASS_DEVICE LoadPipelineState load(LoadPipeline pipeline, LoadPipelineState state, ProblemShape, TileShapeT,
+                                        TileCoord coord, TiledMma, int lane, TensorStorage& storage,
+                                        int subtile_idx = -1) {
+    RsTransport const& t = params_.transport;
+    auto [m, n, k, l] = coord;
+    if (int(l) != t.rank) return state;
+    int const position = t.order.position_of({int(m), int(n)});
+    int const piece = t.pieces.piece_of(position);
+    if (lane < t.world && lane != t.rank) {
+      wait_signal(t.wait, t.arrived + lane * kMaxPieces + piece, lane, piece, int(m), int(n));
+    }
+    __syncwarp();
+    bool const issues = cute::elect_one_sync();
+    if (issues) fence_async_proxy();
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int source = 0; source < t.world; ++source) {
+        if (source == t.rank) continue;
+        pipeline.producer_acquire(state);
+        if (issues) {
+          pipeline.producer_expect_transaction(state);
+          uint8_t const* from = t.staged + offset(rs_slot(t.rank, t.world, source), position) + v * kVectorBytes;
+          cute::SM90_BULK_COPY_G2S::copy(from, pipeline.producer_get_barrier(state), storage.partials[state.index()],
+                                         kVectorBytes);
+        }
+        pipeline.producer_commit(state);
+        ++state;
+      }
+    }
+    return state;
+  }
+
+  CUTLASS_DEVICE void load_tail(LoadPipeline pipeline, LoadPipelineState state) { pipeline.producer_tail(state); }
+
+  template <class StorePipeline, class StoreState, class ProblemShape, class TileShapeT, class TileCoord,
+            class AccEngine, class AccLayout, class TiledMma>
+  CUTLASS_DEVICE auto store(LoadPipeline load_pipeline, LoadPipelineState load_state, StorePipeline store_pipeline,
                             StoreState store_state, ProblemShape problem, TileShapeT tile, TileCoord coord,
                             cute::Tensor<AccEngine, AccLayout> acc, TiledMma tiled_mma, int thread_idx,
                             TensorStorage& storage, int subtile_idx = -1) {
@@ -81,13 +135,23 @@ class RsEpilogue : public Stock_ {
       send(acc, int(l), at, thread_idx);
       return cute::make_tuple(load_state, store_state);
     }
-    receive(acc, at, thread_idx);
+    add_partials(acc, load_pipeline, at, thread_idx, storage);
     if (params_.bias != nullptr) {
       add_bias(acc, params_.bias, at.n * int(cute::size<1>(tile)), int(cute::get<1>(problem)), tile, tiled_mma,
                thread_idx);
     }
-    return Stock::store(load_pipeline, load_state, store_pipeline, store_state, one_chunk(problem), tile,
-                        cute::make_coord(m, n, k, 0), acc, tiled_mma, thread_idx, storage, subtile_idx);
+    auto const [_, next] = Stock::store(unused(load_pipeline), typename Stock::LoadPipelineState{}, store_pipeline,
+                                        store_state, one_chunk(problem), tile, cute::make_coord(m, n, k, 0), acc,
+                                        tiled_mma, thread_idx, storage, subtile_idx);
+    return cute::make_tuple(load_state, next);
+  }
+
+  template <class StorePipeline, class StoreState>
+  CUTLASS_DEVICE auto store_tail(LoadPipeline load_pipeline, LoadPipelineState load_state, StorePipeline store_pipeline,
+                                 StoreState store_state) {
+    auto const [_, next] =
+        Stock::store_tail(unused(load_pipeline), typename Stock::LoadPipelineState{}, store_pipeline, store_state);
+    return cute::make_tuple(load_state, next);
   }
 
  private:
@@ -99,13 +163,18 @@ class RsEpilogue : public Stock_ {
     return cute::make_shape(cute::get<0>(problem), cute::get<1>(problem), cute::get<2>(problem), 1);
   }
 
+  // The stock epilogue has no source, so it never looks at its load pipeline.
+  CUTLASS_DEVICE static typename Stock::LoadPipeline& unused(LoadPipeline& pipeline) {
+    return reinterpret_cast<typename Stock::LoadPipeline&>(pipeline);
+  }
+
   // The threads of one warpgroup meet, at one of the barriers that CUTLASS leaves to its users.
   CUTLASS_DEVICE static void sync_warpgroup() {
     cutlass::arch::NamedBarrier::sync(cutlass::NumThreadsPerWarpGroup, uint32_t(cutlass::canonical_warp_group_idx()));
   }
 
-  CUTLASS_DEVICE int64_t offset(int slot, int position, int thread_idx) const {
-    return rs_tile_offset(slot, position, params_.transport.order.num_tiles(), kTileBytes) + thread_idx * 16;
+  CUTLASS_DEVICE int64_t offset(int slot, int position) const {
+    return rs_tile_offset(slot, position, params_.transport.order.num_tiles(), kTileBytes);
   }
 
   template <class Accumulators>
@@ -113,7 +182,7 @@ class RsEpilogue : public Stock_ {
     RsTransport const& t = params_.transport;
     int const position = t.order.position_of(at);
     int const slot = rs_slot(t.rank, t.world, owner);
-    uint8_t* const to = t.send + offset(slot, position, thread_idx);
+    uint8_t* const to = t.send + offset(slot, position) + thread_idx * 16;
     cutlass::NumericArrayConverter<ElementD, float, 8> convert;
     CUTLASS_PRAGMA_UNROLL
     for (int v = 0; v < kVectors; ++v) {
@@ -121,7 +190,7 @@ class RsEpilogue : public Stock_ {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < 8; ++i) values[i] = acc(v * 8 + i);
       Vector const packed = convert(values);
-      *reinterpret_cast<uint4*>(to + v * Threads * 16) = reinterpret_cast<uint4 const&>(packed);
+      *reinterpret_cast<uint4*>(to + v * kVectorBytes) = reinterpret_cast<uint4 const&>(packed);
     }
     sync_warpgroup();
     if (thread_idx % cutlass::NumThreadsPerWarpGroup == 0) {
@@ -130,68 +199,39 @@ class RsEpilogue : public Stock_ {
   }
 
   template <class Accumulators>
-  CUTLASS_DEVICE void receive(Accumulators& acc, Tile at, int thread_idx) {
+  CUTLASS_DEVICE void add_partials(Accumulators& acc, LoadPipeline pipeline, Tile at, int thread_idx,
+                                   TensorStorage& storage) {
     RsTransport const& t = params_.transport;
-    int const position = t.order.position_of(at);
-    int const piece = t.pieces.piece_of(position);
-    int const peer = thread_idx % cutlass::NumThreadsPerWarpGroup;
-    if (peer < t.world && peer != t.rank) {
-      wait_signal(t.wait, t.arrived + peer * kMaxPieces + piece, peer, piece, at.m, at.n);
-    }
-    sync_warpgroup();
-
-    // Batches are loaded in the order of use, batch by batch and source by source, kAhead of them ahead.
-    constexpr int kBatches = kVectors / kBatch;
-    int const first = t.rank == 0 ? 1 : 0;
-    int load_batch = 0, load_source = first;
-    uint4 ahead[kAhead][kBatch];
-    auto load_next = [&](uint4(&to)[kBatch]) {
-      if (load_batch == kBatches) return;
-      uint8_t const* from = t.staged + offset(rs_slot(t.rank, t.world, load_source), position, thread_idx);
-      CUTLASS_PRAGMA_UNROLL
-      for (int v = 0; v < kBatch; ++v) {
-        to[v] = __ldcg(reinterpret_cast<uint4 const*>(from + (load_batch * kBatch + v) * Threads * 16));
-      }
-      load_source += load_source + 1 == t.rank ? 2 : 1;
-      if (load_source >= t.world) {
-        load_source = first;
-        ++load_batch;
-      }
-    };
+    // Vectors that load() has brought for the tiles of this chunk that this CTA had before.
+    int const num_clusters = gridDim.x * gridDim.y / t.order.cluster_size();
+    int const tiles_before = t.order.position_of(at) / t.order.cluster_size() / num_clusters;
+    uint32_t const before = uint32_t(tiles_before) * kVectors * (t.world - 1);
+    LoadPipelineState state{int(before % kSlots), before / kSlots % 2, before};
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kAhead; ++i) load_next(ahead[i]);
-
-    CUTLASS_PRAGMA_UNROLL
-    for (int batch = 0; batch < kBatches; ++batch) {
-      float sum[kBatch * 8] = {};
+    for (int v = 0; v < kVectors; ++v) {
+      float sum[8] = {};
       CUTLASS_PRAGMA_NO_UNROLL
       for (int source = 0; source < t.world; ++source) {
         if (source == t.rank) {
           CUTLASS_PRAGMA_UNROLL
-          for (int i = 0; i < kBatch * 8; ++i) sum[i] += acc(batch * kBatch * 8 + i);
+          for (int i = 0; i < 8; ++i) sum[i] += acc(v * 8 + i);
           continue;
         }
-        accumulate(sum, ahead[0]);
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i + 1 < kAhead; ++i) {
-          CUTLASS_PRAGMA_UNROLL
-          for (int v = 0; v < kBatch; ++v) ahead[i][v] = ahead[i + 1][v];
-        }
-        load_next(ahead[kAhead - 1]);
+        pipeline.consumer_wait(state);
+        accumulate(sum, storage.partials[state.index()][thread_idx]);
+        pipeline.consumer_release(state);
+        ++state;
       }
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kBatch * 8; ++i) acc(batch * kBatch * 8 + i) = sum[i];
+      for (int i = 0; i < 8; ++i) acc(v * 8 + i) = sum[i];
     }
   }
 
-  CUTLASS_DEVICE static void accumulate(float (&sum)[kBatch * 8], uint4 const (&vectors)[kBatch]) {
+  CUTLASS_DEVICE static void accumulate(float (&sum)[8], uint4 const& vector) {
     cutlass::NumericArrayConverter<float, ElementD, 8> convert;
+    cutlass::Array<float, 8> const values = convert(reinterpret_cast<Vector const&>(vector));
     CUTLASS_PRAGMA_UNROLL
-    for (int v = 0; v < kBatch; ++v) {
-      cutlass::Array<float, 8> const values = convert(reinterpret_cast<Vector const&>(vectors[v]));
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 8; ++i) sum[v * 8 + i] += values[i];
-    }
+    for (int i = 0; i < 8; ++i) sum[i] += values[i];
   }
 
   Params const& params_;
