@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from flux_ops import autograd, config, extension, fallback
+from flux_ops import config, extension, fallback
 from flux_ops.config import settings
 from flux_ops.hooks import Hooks
 from flux_ops.version import __version__
@@ -35,7 +35,6 @@ else:
     _core.set_timeout(settings.timeout_s)
     _core.set_check_ranks(settings.check_ranks)
     _core.set_cpu_threads(settings.cpu_threads)
-autograd.register()
 
 
 def ag_gemm(
