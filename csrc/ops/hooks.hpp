@@ -2,12 +2,12 @@
 // What the ops leave to Python: everything that happens once per shape or once per group. The ops know nothing of
 // Python but these functions; python_hooks.cpp fills them.
 
-#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <functional>
 #include <string>
 
-#include "ops/arguments.hpp"
+#include "ops/problem.hpp"
 
 namespace flux {
 

@@ -2,8 +2,6 @@
 
 #include "ops/python_hooks.hpp"
 
-#include <torch/csrc/utils/pybind.h>
-
 #include "ops/hooks.hpp"
 
 namespace py = pybind11;
