@@ -10,6 +10,11 @@
 namespace flux {
 namespace {
 
+// A backend that orders its work on the caller's stream by itself, as NCCL does, returns none.
+void finish(c10::intrusive_ptr<c10d::Work> const& work) {
+  if (work) work->wait();
+}
+
 template <class Options>
 Options synchronous() {  // on the GPU: on the caller's stream
   Options options;
@@ -25,12 +30,12 @@ at::Tensor reduce_scatter(at::Tensor partial, c10d::ProcessGroup& group) {
     std::vector<int64_t> shape = partial.sizes().vec();
     shape.front() /= group.getSize();
     at::Tensor result = at::empty(shape, partial.options());
-    group._reduce_scatter_base(result, partial, synchronous<c10d::ReduceScatterOptions>())->wait();
+    finish(group._reduce_scatter_base(result, partial, synchronous<c10d::ReduceScatterOptions>()));
     return result;
   }
   at::Tensor parts = at::empty_like(partial);
   std::vector<int64_t> even;
-  group.alltoall_base(parts, partial, even, even, synchronous<c10d::AllToAllOptions>())->wait();
+  finish(group.alltoall_base(parts, partial, even, even, synchronous<c10d::AllToAllOptions>()));
   auto const wide = partial.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   at::Tensor total;
   for (at::Tensor const& part : parts.to(wide).chunk(group.getSize())) total = total.defined() ? total + part : part;
@@ -44,7 +49,7 @@ at::Tensor run_sequential_ag_gemm(Call const& call, Arguments const& args, at::T
   gathered = at::empty(gathered_shape(args, call.problem()), args.x.options());
   at::Tensor shard = args.x.contiguous();
   if (gathered.numel() > 0) {
-    group->_allgather_base(gathered, shard, synchronous<c10d::AllgatherOptions>())->wait();
+    finish(group->_allgather_base(gathered, shard, synchronous<c10d::AllgatherOptions>()));
   }
   return at::linear(gathered, args.weight, args.bias).contiguous();
 }
