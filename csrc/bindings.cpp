@@ -31,5 +31,10 @@ TORCH_LIBRARY_IMPL(flux, Meta, m) {
   m.impl("gemm_rs", flux::gemm_rs_meta);
 }
 
+TORCH_LIBRARY_IMPL(flux, Autograd, m) {
+  m.impl("ag_gemm", flux::ag_gemm_autograd);
+  m.impl("gemm_rs", flux::gemm_rs_autograd);
+}
+
 // What flux_ops/*.py uses of the core besides the operators: see ops/module.cpp.
 PYBIND11_MODULE(_C, m) { flux::add_module_functions(m); }

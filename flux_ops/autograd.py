@@ -1,13 +1,4 @@
-"""Backward of the operators. Each is the other's: the gradient of a gather is a reduction, and the reverse.
-
-    ag_gemm   Y = all_gather(X) · Wᵀ + b     dX = reduce_scatter(dY · W)    dW = dYᵀ · all_gather(X)    db = Σ dY
-    gemm_rs   Y = reduce_scatter(X · Wᵀ) + b dX = all_gather(dY) · W        dW = all_gather(dY)ᵀ · X    db = Σ dY
-
-ag_gemm's db is complete. gemm_rs's db is the sum over the rows of this rank: as for every parameter that all ranks hold
-alike under sequence parallelism, adding it up over the ranks is the caller's.
-
-The weight goes into the backward product as a transposed view, without a copy.
-"""
+"""Backward of the fallback's operators: the formulas, and the reasons, of csrc/ops/autograd.cpp."""
 
 import torch
 from torch.distributed import distributed_c10d

@@ -3,7 +3,7 @@
 import torch
 from torch.distributed import distributed_c10d
 
-from flux_ops import reference
+from flux_ops import autograd, reference
 from flux_ops.hooks import warn_once
 
 _STRATEGIES = ("auto", "sequential", "fused")
@@ -43,6 +43,7 @@ def define(why_not_loaded: str) -> torch.library.Library:
         library.impl("gemm_rs", gemm_rs, key)
     library.impl("ag_gemm", ag_gemm_meta, "Meta")
     library.impl("gemm_rs", gemm_rs_meta, "Meta")
+    autograd.register()
     return library
 
 

@@ -5,9 +5,8 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
-from flux_ops import reference, topology
+from flux_ops import topology
 from flux_ops.config import settings
 from flux_ops.rendezvous import Members, Site
 from flux_ops.workspace import Workspace
@@ -68,13 +67,6 @@ class Hooks:
             self._workspaces[key] = Workspace(self._core, self._of(site), where)
         with self._broken_by_timeout(site):
             self._workspaces[key].grow(site, region_bytes, send_bytes)
-
-    @staticmethod
-    def sequential(op: str, x, weight, bias, group_name: str, return_gathered: bool):
-        group = distributed_c10d._resolve_process_group(group_name)
-        if op == "gemm_rs":
-            return reference.gemm_rs(x, weight, bias, group=group)
-        return reference.ag_gemm(x, weight, bias, group=group, return_gathered=return_gathered)
 
     def explain_timeout(self, site) -> str:
         site = Site(site)

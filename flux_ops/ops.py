@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from flux_ops import autograd, config, extension, fallback
+from flux_ops import config, extension, fallback
 from flux_ops.config import settings
 from flux_ops.hooks import Hooks
 from flux_ops.version import __version__
@@ -35,7 +35,7 @@ else:
     _core.set_timeout(settings.timeout_s)
     _core.set_check_ranks(settings.check_ranks)
     _core.set_cpu_threads(settings.cpu_threads)
-autograd.register()
+_ag_gemm, _gemm_rs = torch.ops.flux.ag_gemm.default, torch.ops.flux.gemm_rs.default
 
 
 def ag_gemm(
@@ -76,7 +76,7 @@ def ag_gemm(
 
     Method: FLUX (papers/flux.txt), section 3.2.
     """
-    y, gathered = torch.ops.flux.ag_gemm(x, weight, bias, _group_name("ag_gemm", group), return_gathered, strategy)
+    y, gathered = _ag_gemm(x, weight, bias, _group_name("ag_gemm", group), return_gathered, strategy)
     return (y, gathered) if return_gathered else y
 
 
@@ -116,7 +116,7 @@ def gemm_rs(
 
     Method: FLUX (papers/flux.txt), section 3.1; the reduction is in the last tiles' epilogue (section 4.2).
     """
-    return torch.ops.flux.gemm_rs(x, weight, bias, _group_name("gemm_rs", group), strategy)
+    return _gemm_rs(x, weight, bias, _group_name("gemm_rs", group), strategy)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,9 +222,10 @@ def set_timeout(seconds: float) -> None:
 
 def _group_name(op: str, group: dist.ProcessGroup | None) -> str:
     if group is None:
-        if not dist.is_initialized():
+        world = dist.group.WORLD
+        if world is None:
             raise ValueError(f"{op}: group is None, which means all ranks, but torch.distributed is not initialised.")
-        return dist.group.WORLD.group_name
+        return world.group_name
     if not isinstance(group, dist.ProcessGroup):
         if group == dist.GroupMember.NON_GROUP_MEMBER:
             raise ValueError(f"{op}: this rank is not a member of group.")

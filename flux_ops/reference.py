@@ -1,6 +1,7 @@
 """The operators in plain PyTorch: a collective, then a product, or the other way round.
 
-This is the `sequential` strategy, and what tests and benchmarks compare with. Nothing here overlaps.
+This is what the `sequential` strategy does (csrc/ops/sequential.cpp), what it is without the compiled part, and what
+tests and benchmarks compare with. Nothing here overlaps.
 """
 
 import torch

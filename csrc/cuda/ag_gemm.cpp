@@ -10,24 +10,23 @@
 
 namespace flux::cuda {
 
-void ag_gemm(Problem const& problem, Operands const& operands, Workspace& workspace, CallInfo const& info) {
+void ag_gemm(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
+             CallInfo const& info) {
   cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
   WorkspaceView const& view = workspace.view();
-  LaunchChoice const choice = launch_choice(problem);
   Call call(workspace, problem, info, stream);
 
   int64_t const size = element_size(problem.dtype);
   int64_t const row_bytes = problem.k * size;
-  Pieces const pieces = make_pieces(problem.rows, choice.pieces, 1);
+  Pieces const& pieces = plan.pieces;
   auto const* shard = static_cast<std::byte const*>(operands.x);
   std::byte const* const region = view.region(problem.rank, call.parity());
   TORCH_INTERNAL_ASSERT(view.layout.region_bytes >= ag_region_bytes(problem.world, problem.rows, problem.k, size));
   auto const offset_of = [&](int source) { return ag_shard_offset(source, problem.rows, problem.k, size); };
 
-  auto args = kernel_args<AgGemmArgs>(problem, operands, choice, call);
+  auto args = kernel_args<AgGemmArgs>(problem, plan, operands, call);
   args.shard = shard;
   args.gathered = region;
-  args.pieces = pieces;
 
   call.fork();
   for (int step = 0; step < problem.world - 1; ++step) {
@@ -39,7 +38,7 @@ void ag_gemm(Problem const& problem, Operands const& operands, Workspace& worksp
                 call.arrived(peer, problem.rank) + piece);
     }
     if (step == 0) {  // as soon as the first push is on its way
-      check(kKernels[choice.kernel].ag_gemm[element_index(problem.dtype)](args, stream), "launching ag_gemm");
+      check(kKernels[plan.choice.kernel].ag_gemm[element_index(problem.dtype)](args, stream), "launching ag_gemm");
     }
   }
   call.join();

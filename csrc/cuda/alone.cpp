@@ -41,7 +41,8 @@ at::Tensor run_alone(Problem const& problem, at::Tensor const& x, at::Tensor con
   cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
   WorkspaceLayout const layout = layout_of(problem);
   TORCH_CHECK_VALUE(scratch.nbytes() >= static_cast<size_t>(layout.total_bytes()), "scratch is too small.");
-  LaunchChoice const choice = launch_choice(problem);
+  std::shared_ptr<LaunchPlan const> const plan = make_launch_plan(problem);
+  KernelRow const& kernel = kKernels[plan->choice.kernel];
   bool const ag = problem.op == Op::kAgGemm;
   at::Tensor const y = at::empty({ag ? x.size(0) : problem.rows, problem.n}, x.options());
 
@@ -55,20 +56,18 @@ at::Tensor run_alone(Problem const& problem, at::Tensor const& x, at::Tensor con
   wait.fault_claim = &control.local.fault_claim;
   Epoch* const arrived = control.signals.arrived[0][0];
   if (ag) {
-    auto args = kernel_args<AgGemmArgs>(problem, operands, choice, arrived, wait);
+    auto args = kernel_args<AgGemmArgs>(problem, *plan, operands, arrived, wait);
     int64_t const shard_bytes = ag_shard_bytes(problem.rows, problem.k, element_size(problem.dtype));
     args.shard = static_cast<std::byte const*>(operands.x) + problem.rank * shard_bytes;
     args.gathered = operands.x;
-    args.pieces = make_pieces(problem.rows, choice.pieces, 1);
-    check(kKernels[choice.kernel].ag_gemm[element_index(problem.dtype)](args, stream), "launching ag_gemm");
+    check(kernel.ag_gemm[element_index(problem.dtype)](args, stream), "launching ag_gemm");
   } else {
-    auto args = kernel_args<GemmRsArgs>(problem, operands, choice, arrived, wait);
+    auto args = kernel_args<GemmRsArgs>(problem, *plan, operands, arrived, wait);
     args.x = operands.x;
     args.send = view.send_buffer();
     args.staged = view.region(problem.rank, 0);
     args.tiles_done = control.local.tiles_done[0];
-    args.pieces = rs_plan(problem).pieces;
-    check(kKernels[choice.kernel].gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_rs");
+    check(kernel.gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_rs");
   }
   return y;
 }

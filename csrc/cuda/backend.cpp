@@ -11,6 +11,9 @@
 
 namespace flux::cuda {
 
+namespace {
+
+// The configuration that the problem names, or the default choice.
 LaunchChoice launch_choice(Problem const& problem) {
   LaunchChoice choice = choose_launch(problem);
   if (!problem.config.empty()) {
@@ -19,7 +22,14 @@ LaunchChoice launch_choice(Problem const& problem) {
   return choice;
 }
 
-namespace {
+LaunchPlan launch_plan(Problem const& problem) {
+  LaunchChoice const choice = launch_choice(problem);
+  TileShape const shape = kKernels[choice.kernel].config.shape;
+  TileOrder const order = make_tile_order(problem.rows, problem.n, shape, choice.swizzle, choice.along_n);
+  Pieces const pieces = problem.op == Op::kAgGemm ? make_pieces(problem.rows, choice.pieces, 1)
+                                                  : make_pieces(order.num_tiles(), choice.pieces, order.cluster_size());
+  return {choice, order, pieces, rs_tile_bytes(shape.tile_m, shape.tile_n, element_size(problem.dtype))};
+}
 
 int64_t num_tiles_at_most(Problem const& problem) {  // of the smallest tile, padded to the largest cluster
   return problem.world * (ceil_div(problem.rows, 128) + 4) * (ceil_div(problem.n, 128) + 2);
@@ -57,29 +67,26 @@ WorkspaceNeeds workspace_needs(Problem const& problem) {
   if (problem.op == Op::kAgGemm) {
     return {ag_region_bytes(problem.world, problem.rows, problem.k, element_size(problem.dtype)), 0};
   }
-  RsPlan const plan = rs_plan(problem);
-  int64_t const tiles_bytes = rs_region_bytes(problem.world, plan.order.num_tiles(), plan.tile_bytes);
-  // What any configuration that is chosen by itself pads to: so that fewer rows never need more.
-  int64_t const bound =
-      (problem.world - 1) * round_up(problem.rows, 256) * round_up(problem.n, 256) * element_size(problem.dtype);
-  int64_t const bytes = std::max(tiles_bytes, bound);
+  // Of all configurations: then fewer rows, which may run another one, never need more.
+  int64_t bytes = 0;
+  for (KernelRow const& kernel : kKernels) {
+    TileShape const shape = kernel.config.shape;
+    TileOrder const order = make_tile_order(problem.rows, problem.n, shape, /*swizzle=*/1, /*along_n=*/false);
+    int64_t const tile_bytes = rs_tile_bytes(shape.tile_m, shape.tile_n, element_size(problem.dtype));
+    bytes = std::max(bytes, rs_region_bytes(problem.world, order.num_tiles(), tile_bytes));
+  }
   return {bytes, bytes};
 }
 
-RsPlan rs_plan(Problem const& problem) {
-  LaunchChoice const choice = launch_choice(problem);
-  KernelConfig const& config = kKernels[choice.kernel].config;
-  RsPlan plan;
-  plan.choice = choice;
-  plan.order = make_tile_order(problem.rows, problem.n, config.shape, choice.swizzle, choice.along_n);
-  plan.pieces = make_pieces(plan.order.num_tiles(), choice.pieces, plan.order.cluster_size());
-  plan.tile_bytes = rs_tile_bytes(config.shape.tile_m, config.shape.tile_n, element_size(problem.dtype));
-  return plan;
+std::shared_ptr<LaunchPlan const> make_launch_plan(Problem const& problem) {
+  return std::make_shared<LaunchPlan>(launch_plan(problem));
 }
 
 std::shared_ptr<Workspace> make_workspace(WorkspaceView const& view) { return std::make_shared<Workspace>(view); }
 
 void check_fault(Workspace const& workspace) { workspace.check_fault(); }
+
+bool is_captured(Workspace const& workspace) { return workspace.is_captured(); }
 
 bool is_capturing() { return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None; }
 

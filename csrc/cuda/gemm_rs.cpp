@@ -11,10 +11,10 @@
 
 namespace flux::cuda {
 
-void gemm_rs(Problem const& problem, Operands const& operands, Workspace& workspace, CallInfo const& info) {
+void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
+             CallInfo const& info) {
   cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
   WorkspaceView const& view = workspace.view();
-  RsPlan const plan = rs_plan(problem);
   KernelRow const& kernel = kKernels[plan.choice.kernel];
   int64_t const num_tiles = plan.order.num_tiles();
   int64_t const staged_bytes = rs_region_bytes(problem.world, num_tiles, plan.tile_bytes);
@@ -22,12 +22,11 @@ void gemm_rs(Problem const& problem, Operands const& operands, Workspace& worksp
   Call call(workspace, problem, info, stream);
   LocalWords& local = view.control(problem.rank).local;
 
-  auto args = kernel_args<GemmRsArgs>(problem, operands, plan.choice, call);
+  auto args = kernel_args<GemmRsArgs>(problem, plan, operands, call);
   args.x = operands.x;
   args.send = view.send_buffer();
   args.staged = view.region(problem.rank, call.parity());
   args.tiles_done = local.tiles_done[0];
-  args.pieces = plan.pieces;
 
   call.fork();
   // First the kernel: its counters are what the side stream waits for.

@@ -7,21 +7,17 @@
 
 namespace flux::cuda {
 
-// The configuration that the problem names, or the default choice.
-LaunchChoice launch_choice(Problem const& problem);
-
-// How the partials of gemm_rs travel: both ends compute it alike.
-struct RsPlan {
+// What follows from a problem: all ranks compute it alike.
+struct LaunchPlan {
   LaunchChoice choice;
-  TileOrder order;
-  Pieces pieces;  // of the tile positions
-  int64_t tile_bytes;
+  TileOrder order;     // of the tiles of a chunk
+  Pieces pieces;       // of a chunk: rows (ag_gemm) or tile positions (gemm_rs)
+  int64_t tile_bytes;  // of a partial of gemm_rs
 };
-RsPlan rs_plan(Problem const& problem);
 
 // The arguments that both kernels have.
 template <class Args>
-Args kernel_args(Problem const& problem, Operands const& operands, LaunchChoice const& choice, Epoch const* arrived,
+Args kernel_args(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Epoch const* arrived,
                  SignalWait const& wait) {
   Args args{};
   args.rank = problem.rank;
@@ -35,15 +31,16 @@ Args kernel_args(Problem const& problem, Operands const& operands, LaunchChoice 
   args.bias = operands.bias;
   args.y = operands.y;
   args.arrived = arrived;
-  args.swizzle = choice.swizzle;
-  args.along_n = choice.along_n;
+  args.pieces = plan.pieces;
+  args.swizzle = plan.choice.swizzle;
+  args.along_n = plan.choice.along_n;
   args.wait = wait;
   return args;
 }
 
 template <class Args>
-Args kernel_args(Problem const& problem, Operands const& operands, LaunchChoice const& choice, Call const& call) {
-  return kernel_args<Args>(problem, operands, choice, call.arrived(problem.rank, 0), call.wait());
+Args kernel_args(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Call const& call) {
+  return kernel_args<Args>(problem, plan, operands, call.arrived(problem.rank, 0), call.wait());
 }
 
 inline int element_index(DataType dtype) {

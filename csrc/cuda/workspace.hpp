@@ -38,6 +38,7 @@ class Workspace {
 
   WorkspaceView const& view() const { return view_; }
   cudaStream_t side_stream() const { return side_stream_; }
+  bool is_captured() const { return replayed_; }
 
   // The fault that an earlier call left behind, as a sentence; empty if there is none.
   std::string fault_message() const;

@@ -13,27 +13,23 @@ std::tuple<at::Tensor, at::Tensor> ag_gemm(at::Tensor const& x, at::Tensor const
   Arguments const args{Op::kAgGemm, x, weight, bias, group_name, return_gathered, strategy};
   Call call = begin_call(args);
 
-  at::Tensor y;
-  at::Tensor gathered = at::empty({0}, x.options());
+  at::Tensor y, gathered;
   switch (call.strategy()) {
     case Strategy::kLocal:
       y = run_local(call, args);
-      if (return_gathered) gathered = at::empty(gathered_shape(args, call.problem), x.options());
-      if (gathered.numel() > 0) gathered.copy_(x);
+      if (return_gathered) gathered = at::empty(gathered_shape(args, call.problem()), x.options());
+      if (return_gathered && gathered.numel() > 0) gathered.copy_(x);
       break;
-    case Strategy::kSequential: {
-      auto const result = hooks().sequential(args);
-      y = result.first;
-      if (return_gathered) gathered = result.second;
+    case Strategy::kSequential:
+      y = run_sequential_ag_gemm(call, args, gathered);
       break;
-    }
     case Strategy::kFused:
-      y = at::empty(result_shape(args, call.problem), x.options());
-      if (return_gathered) gathered = at::empty(gathered_shape(args, call.problem), x.options());
+      y = at::empty(result_shape(args, call.problem()), x.options());
+      if (return_gathered) gathered = at::empty(gathered_shape(args, call.problem()), x.options());
       run_fused(call, args, y, return_gathered ? &gathered : nullptr);
       break;
   }
-  return {y, gathered};
+  return {y, return_gathered ? gathered : at::empty({0}, x.options())};
 }
 
 }  // namespace flux

@@ -89,18 +89,22 @@ PreparedOperands prepare_operands(Arguments const& args, Problem const& problem,
   p.x = aligned_contiguous(args.x);
   if (args.has_bias()) p.bias = aligned_contiguous(*args.bias);
 
-  // rows: [n, k] with unit stride along k, or the same of the transposed weight.
-  at::Tensor rows = problem.weight_transposed ? args.weight.t() : args.weight;
-  int64_t const row_bytes = rows.stride(0) * element_size(problem.dtype);
-  bool const unit = rows.stride(1) == 1 || rows.size(1) <= 1;
-  bool const separate = rows.stride(0) >= rows.size(1);
-  bool const on_grid = row_bytes % kAlignment == 0 || rows.stride(0) == rows.size(1);
-  if (!unit || !separate || !on_grid || !is_aligned(rows)) rows = aligned_copy(rows);
-  p.weight = rows;
+  // Rows run along k, or along n where the weight is transposed, with unit stride.
+  int const along = problem.weight_transposed ? 0 : 1;
+  int64_t const length = args.weight.size(along);
+  int64_t stride = args.weight.stride(1 - along);
+  bool const unit = args.weight.stride(along) == 1 || length <= 1;
+  bool const separate = stride >= length;
+  bool const on_grid = stride * element_size(problem.dtype) % kAlignment == 0 || stride == length;
+  p.weight = args.weight;
+  if (!unit || !separate || !on_grid || !is_aligned(args.weight)) {
+    p.weight = aligned_copy(problem.weight_transposed ? args.weight.t() : args.weight);
+    stride = p.weight.stride(0);
+  }
 
   p.operands.x = p.x.const_data_ptr();
-  p.operands.weight = rows.const_data_ptr();
-  p.operands.weight_stride = rows.stride(0);
+  p.operands.weight = p.weight.const_data_ptr();
+  p.operands.weight_stride = stride;
   p.operands.bias = p.bias.defined() ? p.bias.const_data_ptr() : nullptr;
   p.operands.y = y.mutable_data_ptr();
   p.operands.gathered = gathered != nullptr ? gathered->mutable_data_ptr() : nullptr;

@@ -30,6 +30,10 @@ std::string why_fused_is_slower(Problem const& problem);
 std::string config_name(Problem const& problem);
 WorkspaceNeeds workspace_needs(Problem const& problem);
 
+// Kernel, knobs, tiles and pieces of a problem that is run fused.
+struct LaunchPlan;
+std::shared_ptr<LaunchPlan const> make_launch_plan(Problem const& problem);
+
 // Streams, events and the fault record that go with one block of symmetric memory of the current device.
 class Workspace;
 std::shared_ptr<Workspace> make_workspace(WorkspaceView const& view);
@@ -38,12 +42,16 @@ std::shared_ptr<Workspace> make_workspace(WorkspaceView const& view);
 // within the timeout, or made another call. It does not touch the CUDA context, which is lost by then.
 void check_fault(Workspace const& workspace);
 
+// Whether a CUDA graph holds addresses of this workspace.
+bool is_captured(Workspace const& workspace);
 // True while the current stream records a CUDA graph.
 bool is_capturing();
 
 // Enqueue one call on the current stream. A fault of an earlier call is thrown before anything is launched.
-void ag_gemm(Problem const& problem, Operands const& operands, Workspace& workspace, CallInfo const& info);
-void gemm_rs(Problem const& problem, Operands const& operands, Workspace& workspace, CallInfo const& info);
+void ag_gemm(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
+             CallInfo const& info);
+void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
+             CallInfo const& info);
 
 }  // namespace flux::cuda
 #endif

@@ -10,8 +10,8 @@
 namespace flux {
 namespace {
 
-std::mutex record_mutex;
-DispatchRecord record;
+std::mutex last_mutex;
+std::shared_ptr<Plan const> last_plan;
 
 constexpr char const* kNoCudaKernels = "this build of flux_ops has no CUDA kernels";
 
@@ -51,12 +51,13 @@ std::string why_local(Problem const& problem, bool return_gathered) {
 
 std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, Arguments const& args,
                                       Signature const& signature) {
-  Problem const& problem = signature.problem;
+  auto plan = std::make_shared<Plan>();
+  plan->problem = signature.problem;
+  Problem const& problem = plan->problem;
   c10::Device const device = args.x.device();
   c10::OptionalDeviceGuard const device_guard(device);
   if (problem.world > 1 && settings().check_ranks) hooks().agree(site, describe(args, problem));
 
-  auto plan = std::make_shared<Plan>();
   std::string const local = why_local(problem, signature.return_gathered);
   std::string why_not;
   if (local.empty() && args.strategy != "sequential") {
@@ -73,6 +74,9 @@ std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, A
   if (plan->choice.strategy == Strategy::kFused && !plan->choice.refused) {
     plan->config = backend_config_name(problem, device.type());
     plan->needs = workspace_needs(problem, device.type());
+#if defined(FLUX_WITH_CUDA)
+    if (device.is_cuda()) plan->launch = cuda::make_launch_plan(problem);
+#endif
   }
   if (plan->choice.fell_back) {
     hooks().warn_once(std::string(site.op) + " falls back to strategy 'sequential', because " + plan->choice.reason);
@@ -121,6 +125,16 @@ void check_fault(GroupState& state, c10::DeviceType device) {
 #endif
 }
 
+// What the call computes. Where it is refused, the ranks that may wait for this one are told.
+Problem checked_problem(GroupState const& state, CallSite const& site, Arguments const& args) {
+  try {
+    return check_arguments(args, state.rank, state.world);
+  } catch (c10::Error const& e) {
+    if (state.world > 1) hooks().refuse(site, e.what_without_backtrace());
+    throw;
+  }
+}
+
 }  // namespace
 
 WorkspaceNeeds workspace_needs(Problem const& problem, c10::DeviceType device) {
@@ -145,44 +159,34 @@ Call begin_call(Arguments const& args) {
   call.site = {state.name, state.id, state.calls++, op_name(args.op)};
   check_not_broken(state, call.site.op);
   check_fault(state, args.x.device().type());
-  try {
-    call.problem = check_arguments(args, state.rank, state.world);
-  } catch (c10::Error const& e) {
-    if (state.world > 1) hooks().refuse(call.site, e.what_without_backtrace());
-    throw;
-  }
-
-  Signature const signature{call.problem, args.has_bias(), args.return_gathered, args.x.device().type(), args.strategy};
+  Signature const signature{checked_problem(state, call.site, args), args.has_bias(), args.return_gathered,
+                            args.x.device().type(), args.strategy};
   auto const known = state.plans.find(signature);
   call.plan = known != state.plans.end() ? known->second : make_plan(state, call.site, args, signature);
   TORCH_CHECK_NOT_IMPLEMENTED(!call.plan->choice.refused, call.site.op, ": strategy 'fused' can't run ",
-                              describe(args, call.problem), ": ", call.plan->choice.reason, ".");
+                              describe(args, call.problem()), ": ", call.plan->choice.reason, ".");
   if (call.strategy() == Strategy::kFused) ensure_workspace(call, args.x.device());
-  {
-    std::lock_guard<std::mutex> const lock(record_mutex);
-    record.problem = call.problem;
-    record.plan = call.plan;
-  }
+  std::lock_guard<std::mutex> const lock(last_mutex);
+  last_plan = call.plan;
   return call;
 }
 
 void run_fused(Call& call, Arguments const& args, at::Tensor const& y, at::Tensor const* gathered) {
   c10::OptionalDeviceGuard const device_guard(args.x.device());
-  PreparedOperands const prepared = prepare_operands(args, call.problem, y, gathered);
+  PreparedOperands const prepared = prepare_operands(args, call.problem(), y, gathered);
   DeviceState& on_device = call.state->on(args.x.device().type());
-  CallInfo const info{++on_device.epoch, digest_of(call.problem, args.has_bias(), call.site.call_idx),
+  CallInfo const info{++on_device.epoch, digest_of(call.problem(), args.has_bias(), call.site.call_idx),
                       settings().timeout_seconds};
   try {
 #if defined(FLUX_WITH_CUDA)
     if (args.x.is_cuda()) {
-      if (cuda::is_capturing()) on_device.captured = true;
       auto const run = args.op == Op::kAgGemm ? cuda::ag_gemm : cuda::gemm_rs;
-      run(call.problem, prepared.operands, *on_device.cuda, info);
+      run(call.problem(), *call.plan->launch, prepared.operands, *on_device.cuda, info);
       return;
     }
 #endif
     auto const run = args.op == Op::kAgGemm ? cpu::ag_gemm : cpu::gemm_rs;
-    run(call.problem, prepared.operands, *on_device.view, info);
+    run(call.problem(), prepared.operands, *on_device.view, info);
   } catch (c10::DistBackendError const& e) {
     call.state->broken = e.what_without_backtrace();
     std::string const more = hooks().explain_timeout(call.site);
@@ -194,16 +198,16 @@ void run_fused(Call& call, Arguments const& args, at::Tensor const& y, at::Tenso
 }
 
 at::Tensor run_local(Call const& call, Arguments const& args) {
-  Problem const& p = call.problem;
+  Problem const& p = call.problem();
   if (p.world == 1 && p.k > 0) return at::linear(args.x, args.weight, args.bias);
   at::Tensor y = at::zeros(result_shape(args, p), args.x.options());
   if (args.has_bias()) y.add_(*args.bias);
   return y;
 }
 
-DispatchRecord last_dispatch() {
-  std::lock_guard<std::mutex> const lock(record_mutex);
-  return record;
+std::shared_ptr<Plan const> last_dispatch() {
+  std::lock_guard<std::mutex> const lock(last_mutex);
+  return last_plan;
 }
 
 }  // namespace flux

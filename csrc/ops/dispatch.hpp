@@ -14,9 +14,9 @@ namespace flux {
 struct Call {
   std::shared_ptr<GroupState> state;
   CallSite site;
-  Problem problem;
   std::shared_ptr<Plan const> plan;
 
+  Problem const& problem() const { return plan->problem; }
   Strategy strategy() const { return plan->choice.strategy; }
 };
 Call begin_call(Arguments const& args);
@@ -24,18 +24,18 @@ Call begin_call(Arguments const& args);
 // Runs the fused strategy on the device of x. A peer that does not arrive breaks the group.
 void run_fused(Call& call, Arguments const& args, at::Tensor const& y, at::Tensor const* gathered);
 
+// Run the sequential strategy; `gathered` becomes the gathered x.
+at::Tensor run_sequential_ag_gemm(Call const& call, Arguments const& args, at::Tensor& gathered);
+at::Tensor run_sequential_gemm_rs(Call const& call, Arguments const& args);
+
 // The product of one rank, or a product without terms: no communication.
 at::Tensor run_local(Call const& call, Arguments const& args);
 
 // Throws what tells why the group is broken, if it is.
 void check_not_broken(GroupState const& state, char const* op);
 
-// What the last call on any group ran.
-struct DispatchRecord {
-  Problem problem{};
-  std::shared_ptr<Plan const> plan;
-};
-DispatchRecord last_dispatch();
+// What the last call on any group ran; null before the first.
+std::shared_ptr<Plan const> last_dispatch();
 
 WorkspaceNeeds workspace_needs(Problem const& problem, c10::DeviceType device);
 

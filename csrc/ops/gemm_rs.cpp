@@ -12,8 +12,8 @@ at::Tensor gemm_rs(at::Tensor const& x, at::Tensor const& weight, std::optional<
   Arguments const args{Op::kGemmRs, x, weight, bias, group_name, /*return_gathered=*/false, strategy};
   Call call = begin_call(args);
   if (call.strategy() == Strategy::kLocal) return run_local(call, args);
-  if (call.strategy() == Strategy::kSequential) return hooks().sequential(args).first;
-  at::Tensor y = at::empty(result_shape(args, call.problem), x.options());
+  if (call.strategy() == Strategy::kSequential) return run_sequential_gemm_rs(call, args);
+  at::Tensor y = at::empty(result_shape(args, call.problem()), x.options());
   run_fused(call, args, y, /*gathered=*/nullptr);
   return y;
 }

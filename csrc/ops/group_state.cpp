@@ -1,6 +1,6 @@
 #include "ops/group_state.hpp"
 
-#include <unistd.h>
+#include <pthread.h>
 
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
@@ -15,6 +15,14 @@ std::mutex registry_mutex;
 std::unordered_map<std::string, std::shared_ptr<GroupState>>& registry() {
   static auto* states = new std::unordered_map<std::string, std::shared_ptr<GroupState>>;
   return *states;
+}
+
+// Counts the forks between the first use of a group and this process. (getpid would be a system call in every call.)
+int fork_generation() {
+  static int generation = 0;
+  static int const registered = pthread_atfork(nullptr, nullptr, [] { ++generation; });
+  TORCH_INTERNAL_ASSERT(registered == 0);
+  return generation;
 }
 
 bool is_current(GroupState const& state, c10d::ProcessGroup const* group) {
@@ -70,7 +78,7 @@ std::shared_ptr<GroupState> group_state(char const* op, std::string const& group
     std::lock_guard<std::mutex> const lock(registry_mutex);
     auto const found = registry().find(group_name);
     if (found != registry().end() && is_current(*found->second, group.get())) {
-      TORCH_CHECK(found->second->pid == getpid(), op, ": group '", group_name,
+      TORCH_CHECK(found->second->generation == fork_generation(), op, ": group '", group_name,
                   "' belongs to the process that this one was forked from; a forked process would answer for a rank "
                   "that is there already. Start processes afresh (spawn).");
       return found->second;
@@ -85,8 +93,9 @@ std::shared_ptr<GroupState> group_state(char const* op, std::string const& group
       }
     }
     static uint64_t next_id = 1;
-    state = std::make_shared<GroupState>(GroupState{group_name, next_id++, group->getRank(), group->getSize(),
-                                                    c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), getpid()});
+    state =
+        std::make_shared<GroupState>(GroupState{group_name, next_id++, group->getRank(), group->getSize(),
+                                                c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), fork_generation()});
     registry()[group_name] = state;
   }
   for (uint64_t const id : dropped) hooks().dropped(id);
@@ -125,13 +134,12 @@ void attach_workspace(std::string const& group_name, c10::Device device, std::ve
 #if defined(FLUX_WITH_CUDA)
   if (device.is_cuda()) {
     c10::OptionalDeviceGuard const device_guard(device);
-    if (on_device.captured) on_device.kept.push_back(on_device.cuda);
+    if (on_device.is_captured()) on_device.kept.push_back(on_device.cuda);
     on_device.cuda = cuda::make_workspace(view);
   }
 #endif
   on_device.view = view;
   on_device.index = device.index();
-  on_device.captured = false;
 }
 
 Hooks& hooks() {

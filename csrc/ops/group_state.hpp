@@ -4,8 +4,6 @@
 #include <c10/core/Device.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
-#include <sys/types.h>
-
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,11 +30,15 @@ struct SignatureHash {
   size_t operator()(Signature const& s) const;
 };
 
-// What follows from a signature: the same on every rank, made once.
+// What follows from a signature: the same on every rank, made once. A call finds its plan and runs it.
 struct Plan {
+  Problem problem;
   Choice choice;
   std::string config;
   WorkspaceNeeds needs{0, 0};
+#if defined(FLUX_WITH_CUDA)
+  std::shared_ptr<cuda::LaunchPlan const> launch;  // of the fused strategy on CUDA
+#endif
 };
 
 // Symmetric memory of the group on one kind of device. Epochs count the fused calls on this memory.
@@ -46,10 +48,12 @@ struct DeviceState {
   c10::DeviceIndex index = -1;
   Epoch epoch = 0;
   std::optional<WorkspaceView> view;
-  bool captured = false;  // a CUDA graph holds addresses of the attached memory
 #if defined(FLUX_WITH_CUDA)
   std::shared_ptr<cuda::Workspace> cuda;
   std::vector<std::shared_ptr<cuda::Workspace>> kept;  // replaced ones that CUDA graphs may still use
+  bool is_captured() const { return cuda && cuda::is_captured(*cuda); }
+#else
+  bool is_captured() const { return false; }
 #endif
 };
 
@@ -59,7 +63,7 @@ struct GroupState {
   int rank;
   int world;
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
-  pid_t pid;  // of the process that made it
+  int generation;  // of the process that made it: see fork_generation
   int64_t calls = 0;
   std::string broken;  // why no further call can be trusted; empty if all is well
   std::unordered_map<Signature, std::shared_ptr<Plan const>, SignatureHash> plans;

@@ -1,14 +1,13 @@
 #pragma once
-// What the ops leave to Python: everything that happens once per shape or once per group, and the plain PyTorch
-// strategy. The ops know nothing of Python but these functions; python_hooks.cpp fills them.
+// What the ops leave to Python: everything that happens once per shape or once per group. The ops know nothing of
+// Python but these functions; python_hooks.cpp fills them.
 
-#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <functional>
 #include <string>
-#include <utility>
 
-#include "ops/arguments.hpp"
+#include "ops/problem.hpp"
 
 namespace flux {
 
@@ -29,8 +28,6 @@ struct Hooks {
   std::function<std::string(CallSite const&, c10::Device)> why_not_connected;
   // Replaces the workspace by one of at least this size, on all ranks, and attaches it.
   std::function<void(CallSite const&, c10::Device, WorkspaceNeeds)> grow;
-  // Runs the sequential strategy; the second tensor is undefined unless return_gathered.
-  std::function<std::pair<at::Tensor, at::Tensor>(Arguments const&)> sequential;
   // What the other ranks are known to do in this call: the end of a timeout's message, or empty.
   std::function<std::string(CallSite const&)> explain_timeout;
   std::function<void(std::string const& message)> warn_once;

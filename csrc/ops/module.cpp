@@ -52,14 +52,14 @@ DataType make_dtype(std::string const& name) {
 }
 
 py::object last_dispatch_dict() {
-  DispatchRecord const record = last_dispatch();
-  if (!record.plan) return py::none();
-  Problem const& p = record.problem;
+  auto const plan = last_dispatch();
+  if (!plan) return py::none();
+  Problem const& p = plan->problem;
   py::dict d;
   d["op"] = op_name(p.op);
-  d["strategy"] = strategy_name(record.plan->choice.strategy);
-  d["config"] = record.plan->config;
-  d["reason"] = record.plan->choice.reason;
+  d["strategy"] = strategy_name(plan->choice.strategy);
+  d["config"] = plan->config;
+  d["reason"] = plan->choice.reason;
   d["m"] = p.rows * p.world;
   d["n"] = p.n;
   d["k"] = p.k;
@@ -95,7 +95,7 @@ void add_module_functions(py::module_& m) {
     attach_workspace(group_name, make_device(device_type, device_index), bases, region_bytes, send_bytes);
   });
   m.def("workspace_captured", [](std::string const& group_name, std::string const& device_type) {
-    return group_state("workspace_captured", group_name)->on(make_device(device_type, 0).type()).captured;
+    return group_state("workspace_captured", group_name)->on(make_device(device_type, 0).type()).is_captured();
   });
   m.def("workspace_total_bytes", [](int64_t region_bytes, int64_t send_bytes) {
     return make_workspace_layout(region_bytes, send_bytes).total_bytes();

@@ -2,6 +2,7 @@
 // The operators, as bindings.cpp registers them.
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/DispatchKeySet.h>
 
 #include <optional>
 #include <string>
@@ -21,5 +22,14 @@ std::tuple<at::Tensor, at::Tensor> ag_gemm_meta(at::Tensor const& x, at::Tensor 
                                                 bool return_gathered, std::string const& strategy);
 at::Tensor gemm_rs_meta(at::Tensor const& x, at::Tensor const& weight, std::optional<at::Tensor> const& bias,
                         std::string const& group_name, std::string const& strategy);
+
+// The same results, differentiable; `keys` are those of the dispatcher.
+std::tuple<at::Tensor, at::Tensor> ag_gemm_autograd(c10::DispatchKeySet keys, at::Tensor const& x,
+                                                    at::Tensor const& weight, std::optional<at::Tensor> const& bias,
+                                                    std::string const& group_name, bool return_gathered,
+                                                    std::string const& strategy);
+at::Tensor gemm_rs_autograd(c10::DispatchKeySet keys, at::Tensor const& x, at::Tensor const& weight,
+                            std::optional<at::Tensor> const& bias, std::string const& group_name,
+                            std::string const& strategy);
 
 }  // namespace flux

@@ -2,8 +2,6 @@
 
 #include "ops/python_hooks.hpp"
 
-#include <torch/csrc/utils/pybind.h>
-
 #include "ops/hooks.hpp"
 
 namespace py = pybind11;
@@ -17,16 +15,6 @@ py::tuple site_tuple(CallSite const& site) {
 
 py::tuple device_tuple(c10::Device device) {
   return py::make_tuple(c10::DeviceTypeName(device.type(), /*lower_case=*/true), int{device.index()});
-}
-
-std::pair<at::Tensor, at::Tensor> call_sequential(py::object const& target, Arguments const& args) {
-  py::gil_scoped_acquire const gil;
-  py::object const bias = args.has_bias() ? py::cast(*args.bias) : py::none();
-  py::object const result = target.attr("sequential")(std::string(op_name(args.op)), args.x, args.weight, bias,
-                                                      args.group_name, args.return_gathered);
-  if (!py::isinstance<py::tuple>(result)) return {result.cast<at::Tensor>(), at::Tensor()};
-  auto const pair = result.cast<py::tuple>();
-  return {pair[0].cast<at::Tensor>(), pair[1].cast<at::Tensor>()};
 }
 
 }  // namespace
@@ -50,7 +38,6 @@ void set_python_hooks(py::object object) {
     py::gil_scoped_acquire const gil;
     target->attr("grow")(site_tuple(site), device_tuple(device), needs.region_bytes, needs.send_bytes);
   };
-  h.sequential = [target](Arguments const& args) { return call_sequential(*target, args); };
   h.explain_timeout = [target](CallSite const& site) {
     py::gil_scoped_acquire const gil;
     return target->attr("explain_timeout")(site_tuple(site)).cast<std::string>();

@@ -1,10 +1,12 @@
 """Backward against the un-sharded layer, in exact data."""
 
+import itertools
+
 import pytest
 import torch
 
 import flux_ops
-from tests.cases.base import BF16, FP32, OPS, Case, call, make
+from tests.cases.base import BF16, FP32, FP64, OPS, Case, call, make
 from tests.harness.compare import Findings, first_difference
 from tests.harness.data import exact_x, generator
 
@@ -140,7 +142,64 @@ def mlp_step(ctx):
         assert error < limit, f"rank {ctx.rank}: gradient of {name} is off by {error:.2e} of its norm"
 
 
+def whole_layer(op, xs, weights, biases):
+    """Each rank's result in plain PyTorch, from the operands of all ranks."""
+    linear, world = torch.nn.functional.linear, len(xs)
+    if op == "ag_gemm":
+        return [linear(torch.cat(xs), weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+    rows = sum(linear(x, weight) for x, weight in zip(xs, weights, strict=True)).chunk(world)
+    return [y if bias is None else y + bias for y, bias in zip(rows, biases, strict=True)]
+
+
+def against_plain_torch(ctx, op, strategy):
+    """fp64: gradients of a loss over all ranks, whatever needs one, as PyTorch derives them for the whole layer."""
+    findings = Findings()
+    rows, n, k = 6, 10, 8
+    cells = itertools.product(((), (3,)), (False, True), (False, True), ((1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1)))
+    for leading, transposed, with_bias, wanted in cells:
+        if wanted == (0, 0, 1) and not with_bias:
+            continue
+        gen = torch.Generator().manual_seed(7)
+
+        def make_all(*shape, gen=gen):
+            return [torch.randn(*shape, generator=gen, dtype=FP64).to(ctx.device) for _ in range(ctx.world)]
+
+        m = rows if op == "ag_gemm" else rows * ctx.world
+        xs, weights, biases = make_all(m, *leading, k), make_all(n, k), make_all(n)
+        m = rows * ctx.world if op == "ag_gemm" else rows
+        factors = make_all(m, *leading, n)
+        ours = [xs[ctx.rank].clone(), weights[ctx.rank].clone(), biases[ctx.rank].clone()]
+        if transposed:
+            ours[1] = ours[1].t().contiguous().t()
+        theirs = [xs, weights, biases if with_bias else [None] * ctx.world]
+        for own, tensors, needs in zip(ours, theirs, wanted, strict=True):
+            own.requires_grad_(bool(needs))
+            if tensors[0] is not None:
+                tensors[ctx.rank].requires_grad_(bool(needs))
+
+        y = getattr(flux_ops, op)(ours[0], ours[1], ours[2] if with_bias else None, strategy=strategy)
+        (torch.sin(y) * factors[ctx.rank]).sum().backward()
+        plain = whole_layer(op, *theirs)
+        sum((torch.sin(p) * f).sum() for p, f in zip(plain, factors, strict=True)).backward()
+        for name, own, tensors, needs in zip(("x", "weight", "bias"), ours, theirs, wanted, strict=True):
+            what = f"leading {leading}, transposed {transposed}, bias {with_bias}, needs {wanted}: grad of {name}"
+            want = tensors[ctx.rank].grad if needs and tensors[0] is not None else None
+            if want is None or own.grad is None:
+                findings.add(what, None if want is own.grad else f"got {own.grad}, expected {want}")
+            else:
+                error = (own.grad - want).abs().max().item()
+                findings.add(what, None if error < 1e-12 else f"rank {ctx.rank}: off by {error}")
+    return findings.finish()
+
+
 class AutogradCases:
+    @pytest.mark.cpu_is_enough
+    @pytest.mark.worlds(2)
+    @pytest.mark.parametrize("strategy", ("auto", "sequential"))
+    @pytest.mark.parametrize("op", OPS)
+    def test_fp64_gradients_are_those_of_plain_torch(self, ranks, op, strategy, record_property):
+        record_property("cells", ranks.run(against_plain_torch, op, strategy)[0])
+
     @pytest.mark.parametrize("strategy", ("fused", "sequential"))
     @pytest.mark.parametrize("op", OPS)
     def test_backward(self, ranks, op, strategy, record_property):

@@ -21,14 +21,17 @@ def opcheck(ctx, op, strategy, bias):
 
 def compiled(ctx, op):
     """fullgraph=True with dynamic M: no graph break, the same bits as eager, forward and backward."""
+    from torch._dynamo.testing import CompileCounterWithBackend  # not at import: it asks CUDA for devices
+
     torch._dynamo.reset()
     findings = Findings()
+    counter = CompileCounterWithBackend("aot_eager")
 
-    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
+    @torch.compile(fullgraph=True, dynamic=True, backend=counter)
     def layer(x, weight, bias):
         return torch.relu(getattr(flux_ops, op)(x, weight, bias, strategy="fused"))
 
-    for rows in (8, 16, 17, 100):
+    for rows in (8, 16, 17, 100, 64):
         case = Case(op, rows, 64, 64, dtype=BF16 if ctx.is_cuda else FP32, bias=True, seed=rows)
         operands = make(ctx, case)
         eager = [t.detach().clone().requires_grad_() for t in (operands.x, operands.weight, operands.bias)]
@@ -40,6 +43,7 @@ def compiled(ctx, op):
         got.sum().backward()
         for name, a, b in zip(("x", "weight", "bias"), traced, eager, strict=True):
             findings.add(f"{case}: grad of {name}", first_difference(a.grad, b.grad, rank=ctx.rank))
+    findings.add("compilations", None if counter.frame_count <= 2 else f"{counter.frame_count} for five sizes")
     return findings.finish()
 
 

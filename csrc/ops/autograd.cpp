@@ -1,0 +1,222 @@
+// Derivatives of the operators. Each is the other's: the gradient of a gather is a reduction, and the reverse.
+//
+//   ag_gemm   Y = all_gather(X) . W^T + b       dX = reduce_scatter(dY . W)   dW = dY^T . all_gather(X)   db = sum dY
+//   gemm_rs   Y = reduce_scatter(X . W^T) + b   dX = all_gather(dY) . W       dW = all_gather(dY)^T . X   db = sum dY
+//
+// ag_gemm's db is complete. gemm_rs's db is the sum over the rows of this rank: as for every parameter that all ranks
+// hold alike under sequence parallelism, adding it up over the ranks is the caller's.
+//
+// The weight goes into the backward product as a transposed view, without a copy. Nothing is computed, or kept, for an
+// input that needs no gradient. The backward calls through the dispatcher, so it can be traced like the forward.
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/mm.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/distributed/c10d/Functional.hpp>
+
+#include "ops/group_state.hpp"
+#include "ops/ops.hpp"
+
+namespace flux {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+template <class Signature>
+c10::TypedOperatorHandle<Signature> find_op(char const* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+auto const& ag_gemm_op() {
+  static auto const op = find_op<decltype(ag_gemm)>("flux::ag_gemm");
+  return op;
+}
+
+auto const& gemm_rs_op() {
+  static auto const op = find_op<decltype(gemm_rs)>("flux::gemm_rs");
+  return op;
+}
+
+at::Tensor wait(at::Tensor const& work) {
+  static auto const op = find_op<at::Tensor(at::Tensor const&)>("_c10d_functional::wait_tensor");
+  return op.call(work);
+}
+
+at::Tensor all_gather(at::Tensor const& x, std::string const& group_name) {
+  static auto const op = find_op<decltype(c10d::all_gather_into_tensor)>("_c10d_functional::all_gather_into_tensor");
+  return wait(op.call(x.contiguous(), resolve_group("all_gather", group_name)->getSize(), group_name));
+}
+
+at::Tensor reduce_scatter(at::Tensor const& x, std::string const& group_name) {
+  static auto const op = find_op<decltype(c10d::reduce_scatter_tensor)>("_c10d_functional::reduce_scatter_tensor");
+  return wait(op.call(x.contiguous(), "sum", resolve_group("reduce_scatter", group_name)->getSize(), group_name));
+}
+
+// dY^T . X over all tokens: [N, K].
+at::Tensor weight_grad(at::Tensor const& grad_y, at::Tensor const& x) {
+  return at::mm(grad_y.flatten(0, -2).t(), x.flatten(0, -2));
+}
+
+at::Tensor bias_grad(at::Tensor const& grad_y) { return grad_y.flatten(0, -2).sum(0); }
+
+// The other op has other shapes and configurations: what the forward was told to run may not exist for it.
+std::string backward_strategy(std::string const& strategy) { return strategy == "sequential" ? "sequential" : "auto"; }
+
+bool is_given(std::optional<at::Tensor> const& bias) { return bias.has_value() && bias->defined(); }
+
+// Inputs of both ops, by position.
+constexpr size_t kX = 0, kWeight = 1, kBias = 2;
+
+// What a backward needs of the call. `x` is kept for the gradient of the weight, and the weight for that of x: each is
+// undefined where that gradient is not wanted.
+struct Saved {
+  at::Tensor x, weight;
+  std::string group_name;
+  std::string strategy;  // of the backward
+  bool has_bias;
+
+  void keep(AutogradContext* ctx) const {
+    ctx->save_for_backward({x, weight});
+    ctx->saved_data["group_name"] = group_name;
+    ctx->saved_data["strategy"] = strategy;
+    ctx->saved_data["has_bias"] = has_bias;
+    ctx->set_materialize_grads(false);
+  }
+
+  static Saved of(AutogradContext* ctx) {
+    variable_list const tensors = ctx->get_saved_variables();
+    return {tensors[0], tensors[1], ctx->saved_data["group_name"].toStringRef(),
+            ctx->saved_data["strategy"].toStringRef(), ctx->saved_data["has_bias"].toBool()};
+  }
+
+  bool wants(AutogradContext* ctx, size_t input) const {
+    return (input != kBias || has_bias) && ctx->needs_input_grad(input);
+  }
+};
+
+// Under create_graph=True: whoever differentiates these gradients again meets an error that says what is missing.
+void refuse_second_derivative(char const* op, variable_list const& grads, variable_list const& inputs) {
+  auto const error = std::make_shared<torch::autograd::Error>(
+      c10::str("flux_ops.", op, " can be differentiated only once: its backward has no derivative. Where second ",
+               "derivatives are needed, use a plain collective and a plain product."),
+      torch::autograd::collect_next_edges(inputs));
+  for (at::Tensor const& grad : grads) {
+    if (grad.defined()) torch::autograd::set_history(grad, error);
+  }
+}
+
+struct AgGemm : torch::autograd::Function<AgGemm> {
+  static constexpr bool is_traceable = true;  // by compiled autograd
+
+  static variable_list forward(AutogradContext* ctx, at::Tensor const& x, at::Tensor const& weight,
+                               std::optional<at::Tensor> const& bias, std::string const& group_name,
+                               bool return_gathered, std::string const& strategy, c10::DispatchKeySet below) {
+    at::AutoDispatchBelowADInplaceOrView const guard;
+    auto const [y, gathered] = ag_gemm_op().redispatch(below, x, weight, bias, group_name, return_gathered, strategy);
+    // The gathered operand is kept only where the caller holds it anyhow; otherwise the backward gathers again.
+    at::Tensor const& operand = return_gathered ? gathered : x;
+    Saved{weight.requires_grad() ? operand : at::Tensor(), x.requires_grad() ? weight : at::Tensor(), group_name,
+          backward_strategy(strategy), is_given(bias)}
+        .keep(ctx);
+    ctx->saved_data["has_gathered"] = return_gathered;
+    return {y, gathered};
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list const& grads) {
+    at::Tensor const &grad_y = grads[0], &grad_gathered = grads[1];
+    bool const has_gathered = ctx->saved_data["has_gathered"].toBool();
+    Saved const saved = Saved::of(ctx);
+    bool const create_graph = at::GradMode::is_enabled();
+    at::NoGradGuard const no_grad;
+
+    at::Tensor grad_x, grad_weight, grad_bias;
+    if (grad_y.defined()) {
+      if (saved.wants(ctx, kX)) {
+        grad_x = gemm_rs_op().call(grad_y, saved.weight.t(), std::nullopt, saved.group_name, saved.strategy);
+      }
+      if (saved.wants(ctx, kWeight)) {
+        grad_weight = weight_grad(grad_y, has_gathered ? saved.x : all_gather(saved.x, saved.group_name));
+      }
+      if (saved.wants(ctx, kBias)) grad_bias = bias_grad(grad_y);
+    }
+    if (has_gathered && grad_gathered.defined() && saved.wants(ctx, kX)) {
+      at::Tensor const more = reduce_scatter(grad_gathered, saved.group_name);
+      grad_x = grad_x.defined() ? grad_x + more : more;
+    }
+    if (create_graph) {
+      refuse_second_derivative("ag_gemm", {grad_x, grad_weight, grad_bias},
+                               {grad_y, grad_gathered, saved.x, saved.weight});
+    }
+    return {grad_x, grad_weight, grad_bias, {}, {}, {}, {}};
+  }
+};
+
+struct GemmRs : torch::autograd::Function<GemmRs> {
+  static constexpr bool is_traceable = true;
+
+  static at::Tensor forward(AutogradContext* ctx, at::Tensor const& x, at::Tensor const& weight,
+                            std::optional<at::Tensor> const& bias, std::string const& group_name,
+                            std::string const& strategy, c10::DispatchKeySet below) {
+    at::AutoDispatchBelowADInplaceOrView const guard;
+    at::Tensor y = gemm_rs_op().redispatch(below, x, weight, bias, group_name, strategy);
+    Saved{weight.requires_grad() ? x : at::Tensor(), x.requires_grad() ? weight : at::Tensor(), group_name,
+          backward_strategy(strategy), is_given(bias)}
+        .keep(ctx);
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list const& grads) {
+    at::Tensor const& grad_y = grads[0];
+    if (!grad_y.defined()) return variable_list(6);
+    Saved const saved = Saved::of(ctx);
+    bool const create_graph = at::GradMode::is_enabled();
+    at::NoGradGuard const no_grad;
+
+    bool const wants_weight = saved.wants(ctx, kWeight);
+    at::Tensor grad_x, grad_weight, grad_bias, gathered;
+    if (saved.wants(ctx, kX)) {
+      std::tie(grad_x, gathered) = ag_gemm_op().call(grad_y, saved.weight.t(), std::nullopt, saved.group_name,
+                                                     /*return_gathered=*/wants_weight, saved.strategy);
+    } else if (wants_weight) {
+      gathered = all_gather(grad_y, saved.group_name);
+    }
+    if (wants_weight) grad_weight = weight_grad(gathered, saved.x);
+    if (saved.wants(ctx, kBias)) grad_bias = bias_grad(grad_y);
+    if (create_graph) {
+      refuse_second_derivative("gemm_rs", {grad_x, grad_weight, grad_bias}, {grad_y, saved.x, saved.weight});
+    }
+    return {grad_x, grad_weight, grad_bias, {}, {}, {}};
+  }
+};
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor> ag_gemm_autograd(c10::DispatchKeySet keys, at::Tensor const& x,
+                                                    at::Tensor const& weight, std::optional<at::Tensor> const& bias,
+                                                    std::string const& group_name, bool return_gathered,
+                                                    std::string const& strategy) {
+  c10::DispatchKeySet const below = keys & c10::after_ADInplaceOrView_keyset;
+  if (torch::autograd::compute_requires_grad(x, weight, bias)) {
+    variable_list const results = AgGemm::apply(x, weight, bias, group_name, return_gathered, strategy, below);
+    return {results[0], results[1]};
+  }
+  at::AutoDispatchBelowADInplaceOrView const guard;
+  return ag_gemm_op().redispatch(below, x, weight, bias, group_name, return_gathered, strategy);
+}
+
+at::Tensor gemm_rs_autograd(c10::DispatchKeySet keys, at::Tensor const& x, at::Tensor const& weight,
+                            std::optional<at::Tensor> const& bias, std::string const& group_name,
+                            std::string const& strategy) {
+  c10::DispatchKeySet const below = keys & c10::after_ADInplaceOrView_keyset;
+  if (torch::autograd::compute_requires_grad(x, weight, bias)) {
+    return GemmRs::apply(x, weight, bias, group_name, strategy, below);
+  }
+  at::AutoDispatchBelowADInplaceOrView const guard;
+  return gemm_rs_op().redispatch(below, x, weight, bias, group_name, strategy);
+}
+
+}  // namespace flux

@@ -1,0 +1,65 @@
+// The sequential strategy: the plain collective and the plain product, one after the other. The same as
+// flux_ops/reference.py, which is what tests and benchmarks compare with; here for the host's time.
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/linear.h>
+
+#include "ops/dispatch.hpp"
+
+namespace flux {
+namespace {
+
+// A backend that orders its work on the caller's stream by itself, as NCCL does, returns none.
+void finish(c10::intrusive_ptr<c10d::Work> const& work) {
+  if (work) work->wait();
+}
+
+template <class Options>
+Options synchronous() {  // on the GPU: on the caller's stream
+  Options options;
+  options.asyncOp = false;
+  return options;
+}
+
+// The rows of this rank, summed over the ranks. NCCL adds in the dtype of the tensor. On the CPU the partials are added
+// in rank order in fp32 (fp64 for fp64) and rounded once, so the result is bitwise repeatable.
+at::Tensor reduce_scatter(at::Tensor partial, c10d::ProcessGroup& group) {
+  partial = partial.contiguous();
+  if (partial.is_cuda()) {
+    std::vector<int64_t> shape = partial.sizes().vec();
+    shape.front() /= group.getSize();
+    at::Tensor result = at::empty(shape, partial.options());
+    finish(group._reduce_scatter_base(result, partial, synchronous<c10d::ReduceScatterOptions>()));
+    return result;
+  }
+  at::Tensor parts = at::empty_like(partial);
+  std::vector<int64_t> even;
+  finish(group.alltoall_base(parts, partial, even, even, synchronous<c10d::AllToAllOptions>()));
+  auto const wide = partial.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  at::Tensor total;
+  for (at::Tensor const& part : parts.to(wide).chunk(group.getSize())) total = total.defined() ? total + part : part;
+  return total.to(partial.scalar_type());
+}
+
+}  // namespace
+
+at::Tensor run_sequential_ag_gemm(Call const& call, Arguments const& args, at::Tensor& gathered) {
+  auto const group = resolve_group(call.site.op, args.group_name);
+  gathered = at::empty(gathered_shape(args, call.problem()), args.x.options());
+  at::Tensor shard = args.x.contiguous();
+  if (gathered.numel() > 0) {
+    finish(group->_allgather_base(gathered, shard, synchronous<c10d::AllgatherOptions>()));
+  }
+  return at::linear(gathered, args.weight, args.bias).contiguous();
+}
+
+at::Tensor run_sequential_gemm_rs(Call const& call, Arguments const& args) {
+  auto const group = resolve_group(call.site.op, args.group_name);
+  at::Tensor const partial = at::linear(args.x, args.weight);
+  if (partial.numel() == 0) return at::empty(result_shape(args, call.problem()), args.x.options());
+  at::Tensor const y = reduce_scatter(partial, *group);
+  return args.has_bias() ? y + *args.bias : y;
+}
+
+}  // namespace flux
