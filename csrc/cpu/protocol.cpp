@@ -27,7 +27,7 @@ Exchange::Exchange(Problem const& problem, WorkspaceView const& workspace, CallI
     : problem_(problem), workspace_(workspace), info_(info), start_(std::chrono::steady_clock::now()) {}
 
 Epoch& Exchange::arrived(int owner, int source, int piece) const {
-  int const set = static_cast<int>(signal_set_of(info_.epoch));
+  int const set = static_cast<int>(signal_set_of(parity_of(info_.epoch), /*replay=*/false));
   return workspace_.control(owner).signals.arrived[set][source][piece];
 }
 
