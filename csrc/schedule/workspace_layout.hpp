@@ -19,11 +19,10 @@ constexpr int64_t kRegionAlign = 1024;  // base of a region; tensor maps need 12
 
 using Epoch = uint64_t;  // one per call of any op on a group, counted from 1; it never wraps
 
-// Eager calls alternate between two sets of signals, as they do between the regions, so a word keeps its value until
-// its reader has finished the call. Calls of replayed CUDA graphs, whose epoch the device counts, have a set of their
-// own.
-enum class SignalSet : int { kEven = 0, kOdd = 1, kReplay = 2 };
-constexpr int kNumSignalSets = 3;
+// Each region has a set of signals, so a word keeps its value until its reader has finished the call. Calls of replayed
+// CUDA graphs, whose epoch the device counts, have sets of their own, again one for each region.
+enum class SignalSet : int { kEven = 0, kOdd = 1, kReplayEven = 2, kReplayOdd = 3 };
+constexpr int kNumSignalSets = 4;
 
 // The value of a signal of the CUDA backend: the epoch, and below it a digest of what the writer computes in that
 // call. A reader that finds its epoch with another digest knows that the peer makes another call.
@@ -37,13 +36,14 @@ FLUX_HD Epoch signal_epoch(Epoch signal) { return signal >> kDigestBits; }
 // it is large enough, and nothing is ever reset.
 struct SignalWords {
   Epoch arrived[kNumSignalSets][kMaxWorld][kMaxPieces];  // [set][source rank][piece]
-  Epoch completed[kMaxWorld];                            // last call that the peer has finished (graph replay)
+  Epoch begun[kMaxWorld];  // the peer has finished all calls before this one (graph replay)
 };
 
 // Words that only this rank touches.
 struct LocalWords {
   Epoch epoch;                                 // calls begun on the device (graph replay)
   Epoch signal;                                // value of the signals of the call under way (graph replay)
+  Epoch last_use[2];                           // last call that used the region, 0: none yet (graph replay)
   uint32_t tiles_done[kMaxWorld][kMaxPieces];  // gemm_rs: finished tiles by destination rank and piece
   uint32_t fault_claim;                        // set by the first thread that meets a fault
 };
