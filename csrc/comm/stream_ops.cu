@@ -49,9 +49,10 @@ __global__ void begin_call_kernel(LocalWords* local, int parity, uint64_t digest
     local->signal = make_signal(epoch, digest);
     local->last_use[parity] = epoch;
   }
-  if (peer >= world || peer == wait.rank) return;
-  store_release_sys(begun.at[peer] + wait.rank, epoch);
-  wait_at_least(wait, begun.at[wait.rank] + peer, last + 1, peer, -1, -1, -1);
+  bool const is_peer = peer < world && peer != wait.rank;
+  if (is_peer) store_release_sys(begun.at[peer] + wait.rank, epoch);
+  __syncwarp();  // all peers are told before any is waited for: else ranks could wait in a ring
+  if (is_peer) wait_at_least(wait, begun.at[wait.rank] + peer, last + 1, peer, -1, -1, -1);
 }
 
 }  // namespace

@@ -21,7 +21,6 @@ using GemmRsLauncher = cudaError_t (*)(GemmRsArgs const&, cudaStream_t);
 FLUX_DECLARE_KERNELS(c128x256_2x1);
 FLUX_DECLARE_KERNELS(c256x128_2x1);
 FLUX_DECLARE_KERNELS(p128x192_2x1);
-FLUX_DECLARE_KERNELS(p128x160_2x1);
 FLUX_DECLARE_KERNELS(p128x128_2x1);
 #undef FLUX_DECLARE_KERNELS
 
@@ -35,7 +34,6 @@ struct KernelRow {
   {ag_gemm_##config##_bf16, ag_gemm_##config##_fp16}, { gemm_rs_##config##_bf16, gemm_rs_##config##_fp16 }
 inline constexpr KernelRow kKernels[] = {
     {{"p128x192_2x1", {128, 192, 2, 1}, 1}, FLUX_LAUNCHERS(p128x192_2x1)},  // most products: its epilogue is hidden
-    {{"p128x160_2x1", {128, 160, 2, 1}, 1}, FLUX_LAUNCHERS(p128x160_2x1)},  // the same, where N or the waves fit better
     {{"p128x128_2x1", {128, 128, 2, 1}, 1}, FLUX_LAUNCHERS(p128x128_2x1)},  // few tiles, short K: finer waves
     {{"c128x256_2x1", {128, 256, 2, 1}, 2}, FLUX_LAUNCHERS(c128x256_2x1)},  // long K: least traffic a flop
     {{"c256x128_2x1", {256, 128, 2, 1}, 2}, FLUX_LAUNCHERS(c256x128_2x1)},  // tall chunks whose N ends in half a tile

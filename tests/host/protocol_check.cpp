@@ -1,9 +1,10 @@
 // Explores all interleavings of one scenario of the protocol.
 //
-//   protocol_check --world 3 --calls ag,rs,ag [--modes AAB] [--pieces 2 | 2,1,2] [--tiles 2 | 2,1,2]
+//   protocol_check --world 3 --calls ag,rs,ag [--modes ABC] [--pieces 2 | 2,1,2] [--tiles 2 | 2,1,2]
 //                  [--change signal_first] [--split-waits]
 //
-// Calls: ag_gemm, gemm_rs staged, gemm_rs direct (ag, rs, rd). Modes: A eager, B replayed.
+// Calls: ag_gemm, gemm_rs staged, gemm_rs direct (ag, rs, rd). Modes: A eager; device-counted in region 0 (B) or
+// region 1 (C).
 // Exit status 0: verified; 1: a failure, printed with a shortest trace; 2: bad arguments.
 
 #include <cstdio>
@@ -37,13 +38,22 @@ std::map<std::string, Change> const kChanges = {
     {"count_first", Change::kCountFirst},
     {"too_few_tiles", Change::kTooFewTiles},
     {"no_reset", Change::kNoReset},
-    {"wrong_replay_region", Change::kWrongReplayRegion},
-    {"no_completed_wait", Change::kNoCompletedWait},
-    {"completed_before_join", Change::kCompletedBeforeJoin},
-    {"read_after_completed", Change::kReadAfterCompleted},
+    {"one_replay_signal_set", Change::kOneReplaySignalSet},
+    {"begun_before_last_tile", Change::kBegunBeforeLastTile},
+    {"begin_before_join", Change::kBeginBeforeJoin},
+    {"read_after_begun", Change::kReadAfterBegun},
+    {"last_use_not_updated", Change::kLastUseNotUpdated},
+    {"last_use_updated_first", Change::kLastUseUpdatedFirst},
+    {"no_begun_wait", Change::kNoBegunWait},
+    {"no_first_wait", Change::kNoFirstWait},
+    {"wait_for_last", Change::kWaitForLast},
+    {"wait_before_announcing", Change::kWaitBeforeAnnouncing},
+    {"peers_in_turn", Change::kPeersInTurn},
     {"wait_kernel_needs_sm", Change::kWaitKernelNeedsSm},
-    {"wait_before_gemm", Change::kWaitBeforeGemm},
+    {"wait_on_side_stream", Change::kWaitOnSideStream},
     {"wait_per_peer", Change::kWaitPerPeer},
+    {"one_last_use", Change::kOneLastUse},
+    {"check_for_wait", Change::kCheckForWait},
 };
 
 std::vector<std::string> split(std::string const& text) {
@@ -81,10 +91,11 @@ Scenario parse(int argc, char** argv) {
   std::string const modes = options["--modes"].empty() ? std::string(calls.size(), 'A') : options["--modes"];
   if (calls.empty() || modes.size() != calls.size()) throw std::invalid_argument("--calls and --modes do not agree");
   for (size_t i = 0; i < calls.size(); ++i) {
-    if (modes[i] != 'A' && modes[i] != 'B') throw std::invalid_argument("a mode is A or B");
+    if (modes[i] < 'A' || modes[i] > 'C') throw std::invalid_argument("a mode is A, B or C");
     Call call;
     call.op = kOps.at(calls[i]);
-    call.replayed = modes[i] == 'B';
+    call.device_counted = modes[i] != 'A';
+    call.region = modes[i] == 'C' ? 1 : 0;
     call.pieces = value_for(pieces, i, calls.size());
     call.tiles = value_for(tiles, i, calls.size());
     scenario.calls.push_back(call);

@@ -3,6 +3,7 @@
 #include "protocol_model.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "schedule/chunk_order.hpp"
@@ -27,23 +28,24 @@ class Builder {
     for (int r = 0; r < world_; ++r) {
       for (char const* name : {" gemm", " push"}) {
         machine_.actors.push_back({rank(r) + name, {}});
-        machine_.add("steps of" + rank(r) + name);
+        machine_.add("steps of " + rank(r) + name);
       }
     }
     add_memory();
   }
 
   Machine build() {
-    int tag = 0, eager = 0, replayed = 0;
+    int tag = 0, eager = 0, counted = 0, last_use[2] = {};
     for (Call const& call : s_.calls) {
       if (call.pieces == 0 && s_.change != Change::kEmptyCallCounts) continue;
       ++tag;
-      int const epoch = call.replayed ? ++replayed : ++eager;
-      // Change kWrongReplayRegion and an eager call after a replayed one are mistakes that the explorer has to find.
-      int region = call.replayed ? (eager + (s_.change == Change::kWrongReplayRegion ? 0 : 1)) & 1
-                                 : static_cast<int>(parity_of(epoch));
+      // An eager call after a device-counted one is a mistake that the explorer has to find.
+      int const epoch = call.device_counted ? ++counted : ++eager;
+      int region = call.device_counted ? call.region : static_cast<int>(parity_of(epoch));
       if (s_.change == Change::kOneRegion) region = 0;
-      for (int r = 0; r < world_; ++r) add_call(call, r, tag, epoch, region);
+      int const last = last_use[region];
+      if (call.device_counted && s_.change != Change::kLastUseNotUpdated) last_use[region] = epoch;
+      for (int r = 0; r < world_; ++r) add_call(call, r, tag, epoch, region, last);
     }
     return machine_;
   }
@@ -51,7 +53,7 @@ class Builder {
  private:
   struct Context {
     Call call;
-    int rank, tag, epoch, region;
+    int rank, tag, epoch, region, last;
     SignalSet set;
     Pieces pieces;
     std::string text;  // how each step of the call begins
@@ -62,38 +64,42 @@ class Builder {
   Var pc_push(int r) const { return static_cast<Var>(2 * r + 1); }
   std::vector<Step>& gemm(int r) { return machine_.actors[2 * r].steps; }
   std::vector<Step>& push(int r) { return machine_.actors[2 * r + 1].steps; }
-  bool residency() const { return s_.change == Change::kWaitKernelNeedsSm || s_.change == Change::kWaitBeforeGemm; }
+  bool residency() const { return s_.change == Change::kWaitKernelNeedsSm; }
 
   SignalSet set_of(Call const& call, int epoch) const {
-    if (call.replayed) return SignalSet::kReplay;
-    return s_.change == Change::kOneSignalSet ? SignalSet::kEven : signal_set_of(static_cast<Epoch>(epoch));
+    if (call.device_counted) {
+      bool const odd = call.region == 1 && s_.change != Change::kOneReplaySignalSet;
+      return odd ? SignalSet::kReplayOdd : SignalSet::kReplayEven;
+    }
+    return s_.change == Change::kOneSignalSet ? SignalSet::kEven
+                                              : signal_set_of(parity_of(static_cast<Epoch>(epoch)), /*replay=*/false);
   }
 
   Buffer add_buffer(std::string const& name) { return {machine_.add(name), machine_.add("cells of " + name)}; }
 
   void add_memory() {
-    bool any_ag = false, any_rs = false, any_replayed = false, used[kNumSignalSets] = {};
+    bool any_rs = false, any_counted = false, used[kNumSignalSets] = {};
     int eager = 0;
     for (Call const& call : s_.calls) {
-      any_ag |= call.op == Op::kAgGemm;
+      any_ag_ |= call.op == Op::kAgGemm;
       any_rs |= call.op == Op::kGemmRs;
-      any_replayed |= call.replayed;
+      any_counted |= call.device_counted;
       if (call.pieces == 0 && s_.change != Change::kEmptyCallCounts) continue;
-      used[static_cast<int>(set_of(call, call.replayed ? 0 : ++eager))] = true;
+      used[static_cast<int>(set_of(call, call.device_counted ? 0 : ++eager))] = true;
     }
-    char const* const sets[kNumSignalSets] = {"even", "odd", "replay"};
+    char const* const sets[kNumSignalSets] = {"even", "odd", "replay even", "replay odd"};
     for (int r = 0; r < world_; ++r) {
       std::string const of = " of " + rank(r);
       for (int p = 0; p < 2; ++p) regions_[r][p] = add_buffer("call in region " + std::to_string(p) + of);
-      if (any_ag) x_[r] = add_buffer("call in x" + of);
-      if (any_ag) machine_.initial[x_[r].call] = machine_.initial[x_[r].cells] = 1;
+      if (any_ag_) x_[r] = add_buffer("call in x" + of);
+      if (any_ag_) machine_.initial[x_[r].call] = machine_.initial[x_[r].cells] = 1;
       if (any_rs) send_[r] = add_buffer("call in the send buffer" + of);
-      if (any_replayed) epoch_[r] = machine_.add("epoch word" + of);
+      if (any_counted) epoch_[r] = machine_.add("epoch word" + of);
       if (residency()) resident_[r] = machine_.add("GEMM on the SMs" + of);
       for (int q = 0; q < world_; ++q) {
         if (q == r) continue;
         std::string const from = "[" + rank(q) + "]";
-        if (any_replayed) completed_[r][q] = machine_.add("completed" + from + of);
+        if (any_counted) begun_[r][q] = machine_.add("begun" + from + of);
         for (int p = 0; p < max_pieces_; ++p) {
           std::string const piece = from + "[piece " + std::to_string(p) + "]";
           for (int k = 0; k < kNumSignalSets; ++k) {
@@ -107,17 +113,8 @@ class Builder {
     }
   }
 
-  // ---- helpers for guards and effects
-
-  static Guard at_least(Var var, size_t value) { return {Guard::kAtLeast, var, static_cast<uint8_t>(value)}; }
-  static Guard at_most(Var var, size_t value) { return {Guard::kAtMost, var, static_cast<uint8_t>(value)}; }
-  static Effect set(Var var, int value) { return {Effect::kSet, var, 0, static_cast<uint8_t>(value), 0}; }
-  static Effect on(Effect::Kind kind, Buffer b, int tag, int bits) {
-    return {kind, b.call, b.cells, static_cast<uint8_t>(tag), static_cast<uint8_t>(bits)};
-  }
   Effect raise(Context const& c, Var word) const {
-    if (c.call.replayed) return {Effect::kRaiseFrom, word, epoch_[c.rank], 0, 0};
-    return {Effect::kRaise, word, 0, static_cast<uint8_t>(c.epoch), 0};
+    return c.call.device_counted ? Effect{Effect::kRaiseFrom, word, epoch_[c.rank], 0, 0} : raise_to(word, c.epoch);
   }
 
   void add_step(std::vector<Step>& steps, Context const& c, std::string const& text, std::vector<Guard> guards,
@@ -130,27 +127,20 @@ class Builder {
 
   // ---- one call of one rank
 
-  void add_call(Call const& call, int r, int tag, int epoch, int region) {
-    Context c{call, r, tag, epoch, region, set_of(call, epoch), make_pieces(call.tiles, std::max(call.pieces, 1), 1),
-              {}};
+  void add_call(Call const& call, int r, int tag, int epoch, int region, int last) {
+    Pieces const pieces = make_pieces(call.tiles, std::max(call.pieces, 1), 1);
+    Context c{call, r, tag, epoch, region, last, set_of(call, epoch), pieces, {}};
     char const* const names[] = {" (ag_gemm", " (gemm_rs", " (direct gemm_rs"};
     c.text = "call " + std::to_string(tag) + names[static_cast<int>(call.op)] +
-             (call.replayed ? ", replay " : ", epoch ") + std::to_string(epoch) + "): ";
+             (call.device_counted ? ", device epoch " : ", epoch ") + std::to_string(epoch) + "): ";
     if (c.pieces.count() != std::max(call.pieces, 1)) throw std::length_error("a piece without tiles");
 
-    std::vector<Guard> fork;  // of the first step of `push`
-    if (call.replayed)
-      add_step(gemm(r), c, "begin: raise the epoch word", {}, {{Effect::kIncrement, epoch_[r], 0, 0, 0}});
-    std::vector<Guard> const completed = completed_by_all(c);
-    bool const before_gemm = s_.change == Change::kWaitBeforeGemm || call.op == Op::kGemmRsDirect;
-    if (before_gemm && !completed.empty()) {
-      add_step(gemm(r), c, "wait until all peers have completed the call before", completed, {});
-    } else if (s_.change != Change::kWaitPerPeer) {
-      fork = completed;
-    }
+    if (call.device_counted) begin(c);
+    std::vector<Guard> fork =
+        begun_by(c, push_waits(c) ? peers(c) : std::vector<int>{});  // of the first step of `push`
     if (s_.change != Change::kPushTooEarly) fork.push_back(at_least(pc_gemm(r), gemm(r).size()));
     if (residency()) add_step(gemm(r), c, "start the GEMM", {}, {set(resident_[r], 1)});
-    if (s_.change == Change::kWaitKernelNeedsSm && call.replayed) {
+    if (residency() && call.device_counted) {
       add_step(push(r), c, "start the wait kernel", {fork.back(), at_most(resident_[r], 0)}, {});
     }
 
@@ -170,51 +160,91 @@ class Builder {
     finish(c);
   }
 
-  // Rule 10, as guards.
-  std::vector<Guard> completed_by_all(Context const& c) const {
+  std::vector<int> peers(Context const& c) const {
+    std::vector<int> all;
+    for (int s = 0; s < world_ - 1; ++s) all.push_back(ag_push_peer(c.rank, world_, s));
+    return all;
+  }
+
+  // The wait of rule 10 for the peers, as guards.
+  std::vector<Guard> begun_by(Context const& c, std::vector<int> const& peers) const {
+    int value = c.last + 1;  // 0: no wait
+    if (s_.change == Change::kWaitForLast) value = c.last;
+    if (s_.change == Change::kOneLastUse) value = c.epoch;
+    if (s_.change == Change::kLastUseUpdatedFirst) value = c.epoch + 1;
+    if (s_.change == Change::kNoBegunWait || (s_.change == Change::kNoFirstWait && c.last == 0)) value = 0;
     std::vector<Guard> guards;
-    if (!c.call.replayed || s_.change == Change::kNoCompletedWait || c.epoch == 1) return guards;
-    for (int q = 0; q < world_; ++q) {
-      if (q != c.rank) guards.push_back(at_least(completed_[c.rank][q], c.epoch - 1));
-    }
+    if (!c.call.device_counted || value == 0) return guards;
+    for (int q : peers) guards.push_back(at_least(begun_[c.rank][q], value));
     return guards;
+  }
+
+  // Rules 9 and 10.
+  void begin(Context const& c) {
+    auto& steps = gemm(c.rank);
+    bool const early = s_.change == Change::kBegunBeforeLastTile;
+    std::vector<Step> tell = {{c.text + "begin", {}, {{Effect::kIncrement, epoch_[c.rank], 0, 0, 0}}}};
+    for (int q : peers(c)) {
+      Var const word = begun_[q][c.rank];
+      Effect const begun = early ? raise_to(word, c.epoch) : raise(c, word);
+      if (s_.split_waits || early || s_.change == Change::kPeersInTurn) {
+        tell.push_back({c.text + "tell " + rank(q), {}, {begun}});
+      } else {
+        tell.back().effects.push_back(begun);
+      }
+      if (s_.change == Change::kPeersInTurn) tell.push_back({c.text + "wait for " + rank(q), begun_by(c, {q}), {}});
+    }
+    if (s_.change == Change::kWaitBeforeAnnouncing) wait_for_peers(c);
+    if (early && c.tag > 1) {  // but not the count: the pushes of the call before still need it
+      steps.insert(steps.begin() + last_read_[c.rank], tell.begin() + 1, tell.end());
+      tell.resize(1);
+    }
+    auto const at = s_.change == Change::kBeginBeforeJoin && c.tag > 1 ? steps.begin() + join_[c.rank] : steps.end();
+    steps.insert(at, tell.begin(), tell.end());
+    auto const& before = previous_[c.rank];
+    if (s_.change == Change::kReadAfterBegun && before && before->call.op == Op::kAgGemm) gemm_of_shards(*before);
+    bool const elsewhere = s_.change == Change::kWaitPerPeer || s_.change == Change::kPeersInTurn ||
+                           s_.change == Change::kWaitBeforeAnnouncing || push_waits(c);
+    if (!elsewhere) wait_for_peers(c);
+  }
+
+  bool push_waits(Context const& c) const {
+    return c.call.op != Op::kGemmRsDirect && (s_.change == Change::kWaitOnSideStream || residency());
+  }
+
+  void wait_for_peers(Context const& c) {
+    std::vector<Guard> guards = begun_by(c, peers(c));
+    std::vector<Effect> checks;
+    if (s_.change == Change::kCheckForWait && c.epoch > 1 && c.last <= c.epoch - 2) {
+      for (Guard const& g : guards) checks.push_back({Effect::kReached, g.var, 0, g.value, 0});
+      guards.clear();
+    }
+    add_step(gemm(c.rank), c, "wait until all peers have finished the last call in this region", guards, checks);
   }
 
   // The end of a call. After its last step the buffer of x belongs to the next call.
   void finish(Context const& c) {
     int const r = c.rank;
     std::vector<Effect> last;
-    bool any_ag = false;
-    for (Call const& call : s_.calls) any_ag |= call.op == Op::kAgGemm;
-    if (any_ag) last.push_back(on(Effect::kStore, x_[r], c.tag + 1, 1));
+    if (any_ag_) last.push_back(on(Effect::kStore, x_[r], c.tag + 1, 1));
     if (residency()) add_step(gemm(r), c, "leave the SMs", {}, {set(resident_[r], 0)});
     std::vector<Guard> join;
     if (s_.change != Change::kNoJoin) join.push_back(at_least(pc_push(r), push(r).size()));
-    std::vector<Step> reports;
-    for (int s = 0; c.call.replayed && s < world_ - 1; ++s) {
-      int const q = ag_push_peer(r, world_, s);
-      reports.push_back({c.text + "report completion to " + rank(q), {}, {raise(c, completed_[q][r])}});
-    }
-    auto& steps = gemm(r);
-    if (s_.change == Change::kCompletedBeforeJoin) {
-      steps.insert(steps.end() - 1, reports.begin(), reports.end());  // before the last tile
-      reports.clear();
-    }
-    add_step(steps, c, "join", join, reports.empty() ? last : std::vector<Effect>{});
-    if (reports.empty()) return;
-    reports.back().effects.insert(reports.back().effects.end(), last.begin(), last.end());
-    steps.insert(steps.end(), reports.begin(), reports.end());
-    if (s_.change == Change::kReadAfterCompleted && c.call.op == Op::kAgGemm) gemm_of_shards(c);
+    join_[r] = static_cast<int>(gemm(r).size());
+    add_step(gemm(r), c, "join", join, last);
+    previous_[r] = c;
+  }
+
+  void add_wait_per_peer(Context const& c, int peer, std::vector<Guard>& guards) const {
+    if (s_.change != Change::kWaitPerPeer) return;
+    for (Guard const& g : begun_by(c, {peer})) guards.push_back(g);
   }
 
   // ---- ag_gemm
 
   void push_shard(Context const& c, std::vector<Guard> guards) {
-    for (int s = 0; s < world_ - 1; ++s) {
-      int const peer = ag_push_peer(c.rank, world_, s);
-      if (s_.change == Change::kWaitPerPeer && c.call.replayed) {
-        guards.push_back(at_least(completed_[c.rank][peer], c.epoch - 1));
-      }
+    for (int peer : peers(c)) {
+      add_wait_per_peer(c, peer, guards);
       for (int p = 0; p < c.call.pieces; ++p) {
         std::vector<Effect> effects;
         if (s_.change != Change::kPushTooEarly) effects.push_back(on(Effect::kExpect, x_[c.rank], c.tag, 1));
@@ -256,12 +286,10 @@ class Builder {
   void push_partials(Context const& c, std::vector<Guard> guards) {
     for (int s = 0; s < world_ - 1; ++s) {
       int const dest = rs_chunk(c.rank, world_, s);
-      if (s_.change == Change::kWaitPerPeer && c.call.replayed) {
-        guards.push_back(at_least(completed_[c.rank][dest], c.epoch - 1));
-      }
+      add_wait_per_peer(c, dest, guards);
       for (int p = 0; p < c.call.pieces; ++p) {
         Var const count = tiles_done_[c.rank][dest][p];
-        if (s_.change == Change::kWaitKernelNeedsSm && c.call.replayed) {
+        if (residency() && c.call.device_counted) {
           add_step(push(c.rank), c, "start the kernel that waits for a count", {at_most(resident_[c.rank], 0)}, {});
         }
         guards.push_back(at_least(count, c.pieces.size(p) - (s_.change == Change::kTooFewTiles ? 1 : 0)));
@@ -283,9 +311,11 @@ class Builder {
       for (int t = 0; t < c.call.tiles; ++t) {
         int const cell = rs_slot(dest, world_, c.rank) * max_tiles_ + t, piece = c.pieces.piece_of(t);
         bool const last = t + 1 == c.pieces.begin(piece) + c.pieces.size(piece);
+        std::vector<Guard> guards;
+        if (t == 0) add_wait_per_peer(c, dest, guards);
         std::vector<Step> steps = {{c.text + "write tile " + std::to_string(t) + " to region " +
                                         std::to_string(c.region) + " of " + rank(dest),
-                                    {},
+                                    std::move(guards),
                                     {on(Effect::kStore, regions_[dest][c.region], c.tag, 1 << cell)}}};
         if (last) steps.push_back(signal_step(c, dest, piece));
         if (s_.change == Change::kSignalFirst) std::reverse(steps.begin(), steps.end());
@@ -338,6 +368,7 @@ class Builder {
   // Tile `tile` waits for its piece of `source` and reads it from cell `cell` of the region.
   void read_cell(Context const& c, int source, int tile, int cell) {
     int const piece = c.pieces.piece_of(tile);
+    last_read_[c.rank] = static_cast<int>(gemm(c.rank).size());
     add_step(gemm(c.rank), c,
              "read piece " + std::to_string(piece) + " of " + rank(source) + " from region " +
                  std::to_string(c.region) + ", for tile " + std::to_string(tile),
@@ -350,12 +381,15 @@ class Builder {
   Scenario const& s_;
   int const world_;
   int max_pieces_ = 1, max_tiles_ = 1;
+  bool any_ag_ = false;
   Machine machine_;
   Buffer regions_[kMaxRanks][2] = {}, x_[kMaxRanks] = {}, send_[kMaxRanks] = {};
   Var arrived_[kNumSignalSets][kMaxRanks][kMaxRanks][kMaxModelPieces] = {};  // [set][owner][source][piece]
-  Var completed_[kMaxRanks][kMaxRanks] = {};                                 // [owner][source]
+  Var begun_[kMaxRanks][kMaxRanks] = {};                                     // [owner][source]
   Var tiles_done_[kMaxRanks][kMaxRanks][kMaxModelPieces] = {};               // [owner][destination][piece]
   Var epoch_[kMaxRanks] = {}, resident_[kMaxRanks] = {};
+  std::optional<Context> previous_[kMaxRanks];            // the call before
+  int last_read_[kMaxRanks] = {}, join_[kMaxRanks] = {};  // steps of `gemm` in it
 };
 
 }  // namespace

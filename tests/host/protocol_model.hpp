@@ -11,13 +11,11 @@
 //  2. Fork and join. `push` begins call e after `gemm` has finished call e-1 on this rank. `gemm` finishes call e after
 //     `push` has finished it. Everything that reads a region or an operand is part of its call.
 //  3. `push` writes the data of a piece, then the signal of the piece: arrived[e & 1][source][piece] = e.
-//  4. A signal word has one writer and only grows. A reader waits for word >= e; then it reads the region. What it
-//  finds
-//     is e: the two sets of signals alternate as the regions do, so the next value comes after the reader is finished.
+//  4. A signal word has one writer and only grows. A reader waits for word >= e; then it reads the region. What it has
+//     read is e: the sets of signals alternate as the regions do, so the next value comes after the reader is finished.
 //     That is how a reader can tell by a digest in the word that its peer makes another call.
-//  5. Every call waits, on every rank, for every piece of each peer, and there is at least one. What has no pieces
-//  takes
-//     no number: a call that waits for nobody would let its rank run ahead, and breaks the proof below.
+//  5. Every call waits, on every rank, for every piece of each peer, and there is at least one. A call without pieces
+//     takes no number: it would wait for nobody and let its rank run ahead, which breaks the proof below.
 //  6. ag_gemm: `push` sends x, piece by piece, next rank first. `gemm` takes its own shard from x, and the others from
 //     the region, in the order in which they arrive.
 //  7. gemm_rs: `gemm` writes each tile of a peer's chunk to the send buffer, then counts it in tiles_done[peer][piece].
@@ -25,13 +23,16 @@
 //     the count back to 0. The own chunk comes last: each tile reads the partials of every peer.
 //     The direct form (CPU backend) has no `push`: `gemm` writes the tiles of a piece to their owner, then the signal.
 //
-// REPLAYED CALLS (a CUDA graph has its addresses baked in, so the host cannot alternate regions)
+// DEVICE-COUNTED CALLS (a CUDA graph has its addresses baked in, and is replayed in any order and any number of times)
 //
-//  8. From the first capture on, all calls are replayed calls, numbered e = 1, 2, ... afresh by a word on the device
-//     that the first step of a call raises. Their signals are words of their own.
-//  9. All of them use region b = (E + 1) & 1, where E is the number of the last eager call (0: there was none).
-// 10. Before it writes to any peer in call e, a rank waits until completed[q] >= e-1 for every peer q.
-// 11. After the join, `gemm` writes completed[rank] = e to every peer; then the call is finished.
+//  8. From the first capture on, all calls are device-counted: numbered e = 1, 2, ... afresh by a word on the device.
+//     The host gives each call a region when it captures or makes it. So any sequence of regions can be executed, for
+//     instance 0,1,0,0,1,1, but all ranks execute the same one. Each region has signal words of its own for them.
+//  9. `gemm` begins a call: it raises the word to e and writes begun[rank] = e to every peer. This says that the rank
+//     has finished all calls before e, eager ones included. Nothing is written at the end of a call.
+// 10. Then, with last = last_use[region] (0 before the first use), it sets last_use[region] = e and waits until
+//     begun[q] > last for every peer q. It waits for nobody before it has told everybody.
+// 11. Only then the call forks, computes and writes to peers.
 //
 // WHY TWO REGIONS ARE ENOUGH (eager)
 //
@@ -42,25 +43,40 @@
 //   data of one call at a time, and nothing in flight can fall into a later call.
 //   One region is not enough: the same chain says nothing about q's call e-1, which q may still be reading.
 //
-// WHY ONE REGION IS ENOUGH WITH `completed` (replayed)
+// WHY ANY SEQUENCE OF REGIONS IS SAFE (device-counted)
 //
-//   In call e > 1, rule 10 says directly that q has finished its call e-1, the last one that used region b. In call 1
-//   there is nothing to wait for: r has finished eager call E, so by the chain above q has finished call E-1, and
-//   region b = (E - 1) & 1 is the one which q is no longer reading. Region E & 1 would be wrong.
-//   An eager call after a replayed one would be wrong too: no chain ties it to the region that replays use.
+//   Claim: when rank r pushes in call e to a peer q, then q has finished the last call that used this region.
+//   That call is `last` on all ranks, as all execute the same sequence. r pushes after it has seen begun[q] > last (10,
+//   11), and q writes a number above `last` only after it has finished `last` (9). If last = 0, what used the region
+//   last is an eager call, or nothing; begun[q] >= 1 says that q has finished all eager calls.
+//   From there on as above: a region holds data of one call at a time. A signal word does too, since the sets go with
+//   the regions: r raises it to e when q, its reader, is finished with `last`. One set for both regions is not enough:
+//   r may begin call e in the other region while q still waits for the word of call e-1.
+//   An eager call after a device-counted one would be wrong: no chain ties it to the regions that those use.
+//
+// WHAT THE WAIT COSTS
+//
+//   If last <= e-2, nothing: to finish call e-1, r has seen data of that call from every peer (5), which q sent after
+//   it had written begun[q] = e-1 > last (9). The word is there already; kCheckForWait checks it. Only where a region
+//   is used twice in a row, and in call 1, does r wait for the peers to begin this very call.
 //
 // WHY NOBODY WAITS FOREVER
 //
-//   Take the least call that some rank has not finished. All ranks have finished the one before, so all have begun
-//   this one, `completed` has reached e-1 everywhere, and no `push` of ag_gemm waits for anything else. The chunks of
-//   peers in gemm_rs wait for nothing, so every count is reached and every piece is sent; then every own tile has what
-//   it waits for. This needs the streams to run side by side: see Change::kWaitKernelNeedsSm.
+//   Take the least call e that some rank has not finished. All ranks have finished the one before, so all begin this
+//   one, and tell all peers before they wait (10): begun reaches e > last everywhere. Then no `push` of ag_gemm waits
+//   for anything else. The chunks of peers in gemm_rs wait for nothing, so every count is reached and every piece is
+//   sent; then every own tile has what it waits for. This needs the streams to run side by side: see
+//   Change::kWaitKernelNeedsSm. The wait of rule 10 stands before the GEMM on its stream, so it may be a kernel.
 //
 // HOW IT IS MODELLED
 //
 //   A wait and the action that follows are one guarded step. Nothing is lost: the words that are waited for never
 //   fall (a count does, but only its own waiter resets it), so "wait, then act later" has the same effect as "wait and
 //   act" at the later time. With split_waits they are two steps all the same, and copies read and write separately.
+//   For the same reason all peers are told in one step, as `begun` only grows: told one by one (split_waits), they
+//   could do no more than wait for longer.
+//   last_use has one reader and writer, the begin of a call on its own rank, in program order; all ranks execute the
+//   same sequence. So its values are known when the machine is built, and it is no part of the state.
 //   Reads and writes of a piece are atomic: a read that overlaps a write it should not meet also has an interleaving in
 //   which the whole write comes first, and that one is caught. Signals and counts are numbers that the real words hold,
 //   buffers are modelled by the call that wrote them last (state_space.hpp): cells of two calls always overlap.
@@ -76,30 +92,40 @@ enum class Op { kAgGemm, kGemmRs, kGemmRsDirect };
 
 struct Call {
   Op op = Op::kAgGemm;
-  bool replayed = false;
+  bool device_counted = false;
+  int region = 0;  // of a device-counted call
   int pieces = 1;  // of a chunk; 0: an empty call
   int tiles = 1;   // of a chunk; piece p holds the tiles that make_pieces gives it
 };
 
-// A departure from the rules. All but the last two break them.
+// A departure from the rules. Those from kWaitOnSideStream on are sound.
 enum class Change {
   kNone,
-  kOneRegion,            // 1: all eager calls use region 0
-  kPushTooEarly,         // 2: `push` does not wait for the call before (no harm in gemm_rs: the counts hold it back)
-  kNoJoin,               // 2: `gemm` does not wait for `push`
-  kSignalFirst,          // 3: the signal, then the data
-  kOneSignalSet,         // 4: eager calls do not alternate between sets of signals
-  kEmptyCallCounts,      // 5: an empty call takes a number
-  kCountFirst,           // 7: a tile is counted, then written
-  kTooFewTiles,          // 7: `push` waits for one tile less than the piece has
-  kNoReset,              // 7: counts are not set back
-  kWrongReplayRegion,    // 9: b = E & 1
-  kNoCompletedWait,      // 10: left out
-  kCompletedBeforeJoin,  // 11: `completed` is written before the last tile has read its data
-  kReadAfterCompleted,   // 2, 11: the gathered operand is copied out of the region after `completed` is written
-  kWaitKernelNeedsSm,    // 7, 10: the waits of `push` are kernels, which cannot start while the GEMM fills the GPU
-  kWaitBeforeGemm,       // 10 by a kernel on the main stream, before fork and GEMM: sound
-  kWaitPerPeer,          // 10: before it writes to peer q, `push` waits for completed[q] only: sound, thanks to 5
+  kOneRegion,             // 1: all eager calls use region 0
+  kPushTooEarly,          // 2: `push` does not wait for the call before (no harm in gemm_rs: the counts hold it back)
+  kNoJoin,                // 2: `gemm` does not wait for `push`
+  kSignalFirst,           // 3: the signal, then the data
+  kOneSignalSet,          // 4: eager calls do not alternate between sets of signals
+  kEmptyCallCounts,       // 5: an empty call takes a number
+  kCountFirst,            // 7: a tile is counted, then written
+  kTooFewTiles,           // 7: `push` waits for one tile less than the piece has
+  kNoReset,               // 7: counts are not set back
+  kOneReplaySignalSet,    // 8: one set for both regions
+  kBegunBeforeLastTile,   // 9: peers are told before the last tile of the call before has read its data
+  kBeginBeforeJoin,       // 9: a call begins before the `push` of the call before is finished
+  kReadAfterBegun,        // 9: the gathered operand of the call before is copied out of the region afterwards
+  kLastUseNotUpdated,     // 10: last_use stays 0
+  kLastUseUpdatedFirst,   // 10: last is read after the update, so it is e
+  kNoBegunWait,           // 10: left out
+  kNoFirstWait,           // 10: left out where last is 0
+  kWaitForLast,           // 10: until begun[q] >= last
+  kWaitBeforeAnnouncing,  // 10: first waits, then tells the peers
+  kPeersInTurn,        // 10: tells a peer and waits for it, then the next peer (from 3 ranks on, they wait in a ring)
+  kWaitKernelNeedsSm,  // 7, 11: the waits of `push` are kernels, which cannot start while the GEMM fills the GPU
+  kWaitOnSideStream,   // 11: `push` waits, by the copy engine, and the GEMM starts at once
+  kWaitPerPeer,        // 11: the wait for begun[q] stands before the first write to q
+  kOneLastUse,         // 10: one word for both regions: every call waits for the peers to begin it
+  kCheckForWait,       // 10: where last <= e-2, the word must be there without a wait
 };
 
 struct Scenario {

@@ -5,7 +5,7 @@
 // when all its guards hold; it then applies its effects, atomically, and the actor moves on. Actors interleave freely:
 // explore() visits every reachable state, breadth first, and stops at the first state in which
 //
-//   - a read does not find what it expects, or a signal word would not grow                      (violation)
+//   - a read does not find what it expects, or a signal word would not grow, or is late          (violation)
 //   - no actor can move although some have not finished, or a word has a wrong value at the end  (deadlock, bad end)
 //
 // Every step raises the sum of the program counters by one. So the states at depth d are the states whose counters sum
@@ -44,11 +44,20 @@ struct Effect {
     kRaiseFrom,  // a = b, which must be greater than a
     kStore,      // buffer (a, b): cells `bits` now hold data of call `value`
     kEquals,     // a must be value
+    kReached,    // a must be at least value
     kExpect,     // buffer (a, b): cells `bits` must hold data of call `value`
   } kind;
   Var a, b;
   uint8_t value, bits;
 };
+
+inline Guard at_least(Var var, size_t value) { return {Guard::kAtLeast, var, static_cast<uint8_t>(value)}; }
+inline Guard at_most(Var var, size_t value) { return {Guard::kAtMost, var, static_cast<uint8_t>(value)}; }
+inline Effect set(Var var, int value) { return {Effect::kSet, var, 0, static_cast<uint8_t>(value), 0}; }
+inline Effect raise_to(Var var, int value) { return {Effect::kRaise, var, 0, static_cast<uint8_t>(value), 0}; }
+inline Effect on(Effect::Kind kind, Buffer b, int call, int bits) {
+  return {kind, b.call, b.cells, static_cast<uint8_t>(call), static_cast<uint8_t>(bits)};
+}
 
 struct Step {
   std::string text;
@@ -179,6 +188,9 @@ class Explorer {
       case Effect::kEquals:
         if (vars[e.a] == e.value) return {};
         return "signal of another call: " + describe(e.a, vars[e.a], e.value);
+      case Effect::kReached:
+        if (vars[e.a] >= e.value) return {};
+        return "word is late: " + describe(e.a, vars[e.a], e.value);
       case Effect::kExpect:
         break;
     }

@@ -1,4 +1,4 @@
-"""All interleavings of the protocol on small machines: 2 to 4 ranks, a few tiles and pieces, 3 to 5 calls.
+"""All interleavings of the protocol on small machines: 2 to 4 ranks, a few tiles and pieces, 3 to 7 calls.
 
 protocol_model.hpp states the rules and why they suffice. Here every sequence must end well, and every rule, when it is
 broken on purpose, must show: the explorer then prints a shortest trace (pytest -rP shows it).
@@ -13,7 +13,7 @@ import pytest
 
 SEQUENCES = [",".join(ops) for ops in itertools.product(("ag", "rs"), repeat=3)]
 LONG_SEQUENCES = [",".join(ops) for ops in itertools.product(("ag", "rs"), repeat=4)]
-REPLAYS = ["AABBB", "AAAB", "ABB", "BBB"]
+OPS = ["ag", "rs", "rd", "ag,rs", "rs,ag", "ag,rd", "rs,rd"]  # patterns for cycle()
 
 
 class Tally:
@@ -70,6 +70,18 @@ def cycle(ops, count):
     return ",".join(itertools.islice(itertools.cycle(ops.split(",")), count))
 
 
+def all_modes(count):
+    """Eager calls (A), then device-counted ones in any sequence of the regions 0 (B) and 1 (C): "AABC" and so on.
+
+    The names of the regions don't matter unless an eager call has used them: without one, the first is B. A sequence
+    also stands for its beginnings.
+    """
+    for eager in range(count):
+        for regions in itertools.product("BC", repeat=count - eager):
+            if eager > 0 or regions[0] == "B":
+                yield "A" * eager + "".join(regions)
+
+
 # ---- the protocol holds
 
 
@@ -109,28 +121,55 @@ def test_shapes_change_from_call_to_call(explore, calls):
 @pytest.mark.parametrize("calls", ("rd,rd,rd", "ag,rd,ag", "rd,ag,rd", "rd,rs,rd"))
 def test_direct_gemm_rs(explore, world, calls):
     assert explore(world, calls, "--pieces", 2, "--tiles", 3) == ("", [])
-    assert explore(world, calls, "--modes", "ABB", "--tiles", 2, "--split-waits") == ("", [])
+    assert explore(world, calls, "--modes", "ABC", "--tiles", 2, "--split-waits") == ("", [])
 
 
 def test_empty_calls_take_no_number(explore):
     assert explore(3, "ag,ag,rs", "--pieces", "1,0,1") == ("", [])
+    assert explore(3, "ag,ag,rs", "--pieces", "1,0,1", "--modes", "BCB") == ("", [])
 
 
-@pytest.mark.parametrize("modes", REPLAYS)
-@pytest.mark.parametrize("ops", ("ag", "rs", "ag,rs", "rs,ag"))
+@pytest.mark.parametrize("ops", OPS)
+def test_two_ranks_and_any_regions(explore, ops):
+    for modes in all_modes(6):
+        options = ("--modes", modes, "--pieces", 2, "--tiles", 2, "--split-waits")
+        assert explore(2, cycle(ops, 6), *options) == ("", [])
+
+
+@pytest.mark.parametrize("ops", OPS)
+def test_three_ranks_and_any_regions(explore, ops):
+    for modes in all_modes(4):
+        assert explore(3, cycle(ops, 4), "--modes", modes, "--tiles", 2) == ("", [])
+    for modes in all_modes(3):
+        assert explore(3, cycle(ops, 3), "--modes", modes, "--split-waits") == ("", [])
+
+
+@pytest.mark.parametrize("ops", OPS)
+def test_three_ranks_and_a_long_sequence_of_regions(explore, ops):
+    assert explore(3, cycle(ops, 7), "--modes", "ABCBBCC", "--tiles", 2) == ("", [])
+    assert explore(3, cycle(ops, 3), "--modes", "ACC", "--pieces", 2, "--tiles", 2) == ("", [])
+
+
 @pytest.mark.parametrize("world", (2, 3))
-def test_replayed_calls(explore, world, ops, modes):
-    calls = cycle(ops, len(modes))
-    assert explore(world, calls, "--modes", modes, "--tiles", 2) == ("", [])
-    assert explore(world, calls, "--modes", modes, "--split-waits") == ("", [])
-    if world == 2 or len(modes) == 3:
-        assert explore(world, calls, "--modes", modes, "--pieces", 2, "--tiles", 2) == ("", [])
+@pytest.mark.parametrize("modes", list(all_modes(3)))
+def test_any_three_ops_and_any_regions(explore, world, modes):
+    for calls in itertools.product(("ag", "rs", "rd"), repeat=3):
+        assert explore(world, ",".join(calls), "--modes", modes) == ("", [])
 
 
-@pytest.mark.parametrize("change", ("wait_per_peer", "wait_before_gemm"))
-@pytest.mark.parametrize("ops", ("ag", "rs", "ag,rs", "rs,ag"))
-def test_other_places_for_the_completed_wait(explore, ops, change):
-    assert explore(3, cycle(ops, 4), "--modes", "ABBB", "--change", change) == ("", [])
+@pytest.mark.parametrize("change", ("wait_per_peer", "wait_on_side_stream", "one_last_use"))
+@pytest.mark.parametrize("ops", OPS)
+def test_other_waits_that_are_sound(explore, ops, change):
+    for modes in ("ABBC", "AABC", "BCBB"):
+        assert explore(3, cycle(ops, 4), "--modes", modes, "--change", change) == ("", [])
+
+
+@pytest.mark.parametrize("ops", OPS)
+def test_only_a_repeated_region_makes_a_call_wait(explore, ops):
+    for modes in all_modes(4):
+        assert explore(3, cycle(ops, 4), "--modes", modes, "--change", "check_for_wait") == ("", [])
+    for modes in ("BCBC", "ABCB", "AACB"):
+        assert explore(3, cycle(ops, 4), "--modes", modes, "--change", "no_begun_wait") == ("", [])
 
 
 def test_counts_hold_the_push_of_gemm_rs_back(explore):
@@ -153,17 +192,27 @@ PLANTED = [
     ("count_first", "rs,rs,rs", "AAA", "missing", "push"),
     ("too_few_tiles", "rs,rs,rs", "AAA", "missing", "push"),
     ("no_reset", "rs,rs,rs", "AAA", "stale", "push"),
-    ("wrong_replay_region", "ag,ag,ag,ag", "AABB", "overwritten", "gemm"),
-    ("wrong_replay_region", "rs,rs,rs,rs", "AABB", "overwritten", "gemm"),
-    ("no_completed_wait", "ag,ag,ag", "BBB", "overwritten", "gemm"),
-    ("no_completed_wait", "rs,rs,rs", "BBB", "overwritten", "gemm"),
     ("one_region", "rd,rd,rd", "AAA", "overwritten", "gemm"),
     ("signal_first", "rd,rd,rd", "AAA", "missing", "gemm"),
-    ("no_completed_wait", "rd,rd,rd", "BBB", "overwritten", "gemm"),
-    ("read_after_completed", "ag,ag,ag", "BBB", "overwritten", "gemm"),
-    ("completed_before_join", "ag,ag,ag", "BBB", "overwritten", "gemm"),
-    ("completed_before_join", "rs,rs,rs", "BBB", "overwritten", "gemm"),
-    ("none", "ag,ag,ag", "ABA", "overwritten", "gemm"),  # rule 8: an eager call after a replayed one
+    ("no_begun_wait", "ag,ag,ag", "BBB", "overwritten", "gemm"),
+    ("no_begun_wait", "rs,rs,rs", "BBB", "overwritten", "gemm"),
+    ("no_begun_wait", "rd,rd,rd", "BBB", "overwritten", "gemm"),
+    ("no_begun_wait", "ag,rs,ag,rs", "BCCB", "overwritten", "gemm"),
+    ("no_first_wait", "ag,ag,ag", "ACB", "overwritten", "gemm"),  # the region that the last eager call has used
+    ("no_first_wait", "rs,rs,rs", "AAB", "overwritten", "gemm"),
+    ("no_first_wait", "rd,rd,rd", "ACB", "overwritten", "gemm"),
+    ("wait_for_last", "ag,ag,ag", "BBB", "overwritten", "gemm"),
+    ("wait_for_last", "rs,rs,rs", "BCC", "overwritten", "gemm"),
+    ("wait_for_last", "rd,rd,rd", "AAB", "overwritten", "gemm"),
+    ("last_use_not_updated", "ag,ag,ag", "BBB", "overwritten", "gemm"),
+    ("last_use_not_updated", "rs,rs,rs", "BCC", "overwritten", "gemm"),
+    ("last_use_not_updated", "rd,rd,rd", "ABB", "overwritten", "gemm"),
+    ("begun_before_last_tile", "ag,ag,ag", "BBB", "overwritten", "gemm"),
+    ("begun_before_last_tile", "rs,rs,rs", "BCC", "overwritten", "gemm"),
+    ("begun_before_last_tile", "rd,rd,rd", "ACB", "overwritten", "gemm"),
+    ("read_after_begun", "ag,ag,ag", "BBB", "overwritten", "gemm"),
+    ("read_after_begun", "ag,rs,ag", "ACB", "overwritten", "gemm"),
+    ("none", "ag,ag,ag", "ABA", "overwritten", "gemm"),  # rule 8: an eager call after a device-counted one
     ("none", "rs,rs,rs", "ABA", "overwritten", "gemm"),
 ]
 
@@ -181,6 +230,16 @@ def test_planted_bug_is_found(explore, world, change, calls, modes, kind, actor)
 def test_signals_that_do_not_alternate_are_overtaken(explore, world, calls):
     failure, _ = explore(world, calls, "--change", "one_signal_set")
     assert failure.startswith("signal of another call: ")
+    failure, _ = explore(world, calls, "--modes", "BC", "--change", "one_replay_signal_set")
+    assert failure.startswith("signal of another call: ")
+
+
+@pytest.mark.parametrize("world", (2, 3))
+@pytest.mark.parametrize("calls", ("ag,ag", "rs,rs", "ag,rs"))
+def test_a_call_that_begins_before_the_join_spoils_the_signals(explore, world, calls):
+    """The side stream copies them from the word that the begin raises."""
+    failure, _ = explore(world, calls, "--modes", "BB", "--change", "begin_before_join")
+    assert failure.startswith("signal of another call: ")
 
 
 @pytest.mark.parametrize("world", (2, 3))
@@ -197,6 +256,23 @@ def test_wait_kernel_beside_a_gemm_that_fills_the_gpu_deadlocks(explore, world, 
     assert failure.startswith("deadlock")
     assert sum("start the GEMM" in step for step in trace) == world
     assert "push stands before: call 1" in failure
+
+
+@pytest.mark.parametrize("world", (2, 3))
+@pytest.mark.parametrize("modes", ("BB", "CB", "AB"))
+@pytest.mark.parametrize("change", ("wait_before_announcing", "last_use_updated_first"))
+def test_waits_for_what_nobody_has_announced_deadlock(explore, world, modes, change):
+    for calls in ("ag,ag", "rs,rs", "rd,rd"):
+        failure, _ = explore(world, calls, "--modes", modes, "--change", change)
+        assert failure.startswith("deadlock")
+        assert failure.count("wait until all peers have finished") == world
+
+
+def test_peers_told_in_turn_wait_in_a_ring(explore):
+    assert explore(2, "ag", "--modes", "B", "--change", "peers_in_turn") == ("", [])
+    failure, trace = explore(3, "ag", "--modes", "B", "--change", "peers_in_turn")
+    assert failure.startswith("deadlock")
+    assert sum("tell rank" in step for step in trace) == 3
 
 
 def test_a_count_that_is_left_behind_is_a_bad_end(explore):

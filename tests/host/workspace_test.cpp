@@ -32,9 +32,10 @@ void signal_words_are_distinct() {
       for (auto const& word : source) add(&word, sizeof word);
     }
   }
-  for (auto const& word : words.signals.completed) add(&word, sizeof word);
+  for (auto const& word : words.signals.begun) add(&word, sizeof word);
   add(&words.local.epoch, sizeof words.local.epoch);
   add(&words.local.signal, sizeof words.local.signal);
+  for (auto const& word : words.local.last_use) add(&word, sizeof word);
   add(&words.local.fault_claim, sizeof words.local.fault_claim);
   for (auto const& destination : words.local.tiles_done) {
     for (auto const& word : destination) add(&word, sizeof word);
@@ -45,9 +46,9 @@ void signal_words_are_distinct() {
     end = offset + size;
   }
   CHECK(static_cast<int64_t>(end) <= WorkspaceLayout::control_bytes(), "words end at %zu", end);
-  CHECK(spans.size() == size_t{kNumSignalSets} * kMaxWorld * kMaxPieces + kMaxWorld + 3 + kMaxWorld * kMaxPieces,
+  CHECK(spans.size() == size_t{kNumSignalSets} * kMaxWorld * kMaxPieces + kMaxWorld + 5 + kMaxWorld * kMaxPieces,
         "%zu words", spans.size());
-  CHECK(static_cast<int>(SignalSet::kReplay) == kNumSignalSets - 1, "%d sets", kNumSignalSets);
+  CHECK(static_cast<int>(SignalSet::kReplayOdd) == kNumSignalSets - 1, "%d sets", kNumSignalSets);
 }
 
 void signals_hold_epoch_and_digest() {
@@ -65,8 +66,11 @@ void parity_alternates() {
   for (Epoch e : {Epoch{1}, Epoch{2}, Epoch{1} << 40, ~Epoch{0} - 1}) {
     CHECK(parity_of(e) >= 0 && parity_of(e) <= 1 && parity_of(e) != parity_of(e + 1), "epoch %llu",
           static_cast<unsigned long long>(e));
-    CHECK(signal_set_of(e) != signal_set_of(e + 1) && signal_set_of(e) != SignalSet::kReplay, "epoch %llu",
-          static_cast<unsigned long long>(e));
+  }
+  SignalSet const sets[] = {signal_set_of(0, false), signal_set_of(1, false), signal_set_of(0, true),
+                            signal_set_of(1, true)};
+  for (int i = 0; i < kNumSignalSets; ++i) {
+    for (int j = 0; j < i; ++j) CHECK(sets[i] != sets[j], "sets %d and %d are one", i, j);
   }
 }
 

@@ -1,9 +1,0 @@
-#include "kernels/gemm_rs.cuh"
-
-namespace flux {
-
-cudaError_t gemm_rs_p128x160_2x1_fp16(GemmRsArgs const& args, cudaStream_t stream) {
-  return launch_gemm_rs<Config<Pingpong, 128, 160, 64, 2, 1>, cutlass::half_t>(args, stream);
-}
-
-}  // namespace flux
