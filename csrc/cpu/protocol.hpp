@@ -46,9 +46,10 @@ class Exchange {
   void announce() const;
   // Tells `peer` that `piece` of this rank lies in its region.
   void signal(int peer, int piece) const;
-  // Waits until `piece` of `source` lies in the region of this rank; returns the microseconds waited. `tile` is for
-  // the message only. Throws c10::DistBackendError after the timeout, or if the source computes something else.
-  double wait(int source, int piece, int tile) const;
+  // Waits until `piece` of `source` lies in the region of this rank; returns the microseconds waited. `tile` (or what
+  // `unit` calls it) is for the message only. Throws c10::DistBackendError after the timeout, or if the source computes
+  // something else.
+  double wait(int source, int piece, int tile, char const* unit = "tile") const;
   // Makes waits of all threads of this call end.
   void cancel() const { __atomic_store_n(&cancelled_, true, __ATOMIC_RELAXED); }
 
@@ -56,7 +57,7 @@ class Exchange {
   Epoch& arrived(int owner, int source, int piece) const;
   CallWords& call_words(int rank) const;
   void check_same_problem(int source) const;
-  void check_deadline(int source, int piece, int tile, Epoch seen) const;
+  void check_deadline(int source, int piece, int tile, char const* unit, Epoch seen) const;
 
   Problem const& problem_;
   WorkspaceView const& workspace_;

@@ -67,16 +67,21 @@ class Call {
   // The signals of this call at rank `r`, written by `source`.
   Epoch* arrived(int r, int source) const;
 
-  // Lets the side stream start: it sees all that the caller's stream has done so far.
+  // Lets the side stream start, or go on: what is enqueued on it next sees all that the caller's stream has done so
+  // far.
   void fork();
   // Enqueues, on the side stream, a copy to a peer and the signal that it has arrived.
   void push(void* to, void const* from, int64_t bytes, Epoch* signal);
+  // The same for a block of rows: `width` bytes of every `pitch`, on both sides.
+  void push_rows(void* to, void const* from, int64_t pitch, int64_t width, int64_t rows, Epoch* signal);
   // Makes the caller's stream wait for the side stream.
   void join();
   // Ends the call. After this, peers may write into the region that it used.
   void finish();
 
  private:
+  void send_signal(Epoch* signal);
+
   Workspace& workspace_;
   Problem const& problem_;
   cudaStream_t stream_;

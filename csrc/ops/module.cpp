@@ -7,6 +7,7 @@
 #include "cpu/config.hpp"
 #include "cpu/trace.hpp"
 #include "ops/data_type.hpp"
+#include "ops/decomposed.hpp"
 #include "ops/dispatch.hpp"
 #include "ops/python_hooks.hpp"
 
@@ -104,9 +105,13 @@ void add_module_functions(py::module_& m) {
   m.def("workspace_needs", [](std::string const& op, std::string const& device_type, int world, int64_t rows, int64_t n,
                               int64_t k, std::string const& dtype) {
     Problem const problem{make_op(op), 0, world, rows, n, k, make_dtype(dtype), /*weight_transposed=*/false};
-    WorkspaceNeeds const needs = workspace_needs(problem, make_device(device_type, 0).type());
+    // The decomposed strategy needs no more than the fused one, whose tiles are padded.
+    WorkspaceNeeds const needs = workspace_needs(problem, Strategy::kFused, make_device(device_type, 0).type());
     return py::make_tuple(needs.region_bytes, needs.send_bytes);
   });
+  m.def(
+      "decomposed_candidates", [](std::string const& op) { return decomposed_candidates(make_op(op)); },
+      "Configurations of the decomposed strategy that are worth a measurement: \"decomposed:\" + name runs one.");
 
   m.def("last_dispatch", &last_dispatch_dict);
   m.def(

@@ -1,0 +1,99 @@
+// ag_gemm on CUDA, decomposed: the copy engine pushes this rank's shard to its peers, chunk by chunk, while cuBLAS
+// computes the products of the schedule. A one-warp kernel before each product waits for the chunks that it needs. See
+// csrc/schedule/chunk_schedule.hpp.
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include "comm/arrivals.hpp"
+#include "cuda/library_gemm.hpp"
+#include "cuda/workspace.hpp"
+#include "ops/backend.hpp"
+#include "ops/decomposed.hpp"
+
+namespace flux::cuda {
+namespace {
+
+void push_shard(Problem const& p, AgSchedule const& schedule, std::byte const* shard, WorkspaceView const& view,
+                Call& call) {
+  int64_t const size = element_size(p.dtype);
+  int64_t const row_bytes = p.k * size;
+  for (AgPush const& one : schedule.pushes()) {
+    Block const block = schedule.block(one.piece);
+    int64_t const begin = block.row * row_bytes + block.k * size;
+    std::byte* const to = view.region(one.peer, call.parity()) + ag_shard_offset(p.rank, p.rows, p.k, size) + begin;
+    Epoch* const signal = call.arrived(one.peer, p.rank) + one.piece;
+    if (block.ks == p.k) {
+      call.push(to, shard + begin, block.rows * row_bytes, signal);
+    } else {
+      call.push_rows(to, shard + begin, row_bytes, block.ks * size, block.rows, signal);
+    }
+  }
+}
+
+}  // namespace
+
+void ag_gemm_decomposed(Problem const& p, Operands const& operands, Workspace& workspace, CallInfo const& info) {
+  at::AutoDispatchBelowADInplaceOrView const no_autograd;
+  cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
+  WorkspaceView const& view = workspace.view();
+  AgSchedule const schedule = ag_schedule_of(p);
+  bool const uniform = is_uniform(schedule.kind), along_k = is_along_k(schedule.kind);
+
+  LibraryGemm const gemm(p, operands);
+  auto* const y = static_cast<std::byte*>(operands.y);
+  at::Tensor const result = gemm.matrix(y, p.world * p.rows, p.n, p.n);
+  bool const wide_sums = along_k && !sums_in_result(p.dtype, schedule.pieces.count());
+  at::Tensor const sums = wide_sums ? at::empty(result.sizes(), result.options().dtype(at::kFloat)) : result;
+  Call call(workspace, p, info, stream);
+
+  int64_t const size = element_size(p.dtype);
+  auto const* shard = static_cast<std::byte const*>(operands.x);
+  std::byte* const region = view.region(p.rank, call.parity());
+  TORCH_INTERNAL_ASSERT(view.layout.region_bytes >= ag_region_bytes(p.world, p.rows, p.k, size));
+  auto const offset_of = [&](int source) { return ag_shard_offset(source, p.rows, p.k, size); };
+  int64_t const shard_bytes = ag_shard_bytes(p.rows, p.k, size);
+  auto const copy = [&](void* to, void const* from, int64_t bytes) {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "a copy on this GPU");
+  };
+
+  call.fork();
+  push_shard(p, schedule, shard, view, call);
+  // The first step of a uniform schedule waits for the peers; meanwhile the own shard goes where it takes its operand.
+  if (uniform) copy(region + offset_of(p.rank), shard, shard_bytes);
+
+  int step = 0;
+  for (AgProduct const& one : schedule.products()) {
+    Block const& block = one.block;
+    if (one.piece >= 0) {
+      Arrivals const needed{one.first_source, one.num_sources, one.piece, 1, step};
+      check(stream_wait_arrivals(stream, call.wait(), call.arrived(p.rank, 0), needed), "waiting for chunks");
+    }
+    std::byte const* const from = one.piece >= 0 ? region + offset_of(one.first_source) : shard;
+    std::byte const* const x = from + (block.row * p.k + block.k) * size;
+    int64_t const row = one.first_source * p.rows + block.row;
+    if (along_k) {
+      gemm.add_product(sums, gemm.matrix(x, p.world * p.rows, block.ks, p.k), block.k);
+    } else if (one.num_sources == 1) {
+      gemm.product(result.narrow(0, row, block.rows), gemm.matrix(x, block.rows, p.k, p.k), /*with_bias=*/true);
+    } else {
+      at::Tensor const out = gemm.batch(y + row * p.n * size, one.num_sources, p.rows * p.n, block.rows, p.n, p.n);
+      gemm.batched_product(out, gemm.batch(x, one.num_sources, p.rows * p.k, block.rows, p.k, p.k), /*with_bias=*/true);
+    }
+    ++step;
+  }
+  if (wide_sums) gemm.finish(result, sums);
+  call.join();
+
+  if (operands.gathered != nullptr) {  // every shard has arrived when the last product is done
+    auto* gathered = static_cast<std::byte*>(operands.gathered);
+    for (int source = 0; source < p.world; ++source) {
+      copy(gathered + offset_of(source), source == p.rank ? shard : region + offset_of(source), shard_bytes);
+    }
+  }
+  call.finish();
+}
+
+}  // namespace flux::cuda
