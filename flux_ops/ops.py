@@ -55,8 +55,8 @@ def ag_gemm(
         bias: [N], or None.
         group: the process group; by default all ranks. All its ranks make the same calls in the same order.
         return_gathered: also return all_gather(X), [M, ..., K].
-        strategy: "auto" (fused where it can run, else sequential with one warning), "sequential", "fused", "decomposed",
-            or "fused:CONFIG", "decomposed:CONFIG" with a configuration's name as last_dispatch() gives it.
+        strategy: "auto" (fused where it can run, else sequential with one warning), "sequential", "fused",
+            "decomposed", or the last two as "fused:CONFIG" with a configuration's name as last_dispatch() gives it.
 
     Returns Y [M, ..., N], or (Y, gathered). dtypes: float32, float64, bfloat16, float16 ("fused" on CUDA: bfloat16 and
     float16 alone); products are accumulated in at least fp32.
@@ -74,9 +74,9 @@ def ag_gemm(
         dist.all_gather_into_tensor(gathered, x, group=group)
         y = torch.nn.functional.linear(gathered, weight, bias)
 
-    "decomposed" is a sequence of library GEMMs on chunks that copy engines move; "uniform-fused-2d" of its configurations
-    adds up two products of 16-bit operands in y, which rounds y once more than one product does (and, in float16, wants
-    the first of them below 65520 too).
+    "decomposed" is a sequence of library GEMMs on chunks that copy engines move. On CUDA its configuration
+    "uniform-fused-2d/c2" adds up two products of 16-bit operands in y: that rounds y once more than one product does,
+    and in float16 wants the first of the two below 65520 as well.
 
     Method: FLUX (papers/flux.txt), section 3.2; "decomposed": FiCCO (papers/ficco.txt), section V.
     """
@@ -99,8 +99,8 @@ def gemm_rs(
         weight: [N, K], this rank's columns of the whole weight, or a transposed view of [K, N] (not copied).
         bias: [N], or None; added once, after the reduction.
         group: the process group; by default all ranks. All its ranks make the same calls in the same order.
-        strategy: "auto" (fused where it can run, else sequential with one warning), "sequential", "fused", "decomposed",
-            or "fused:CONFIG", "decomposed:CONFIG" with a configuration's name as last_dispatch() gives it.
+        strategy: "auto" (fused where it can run, else sequential with one warning), "sequential", "fused",
+            "decomposed", or the last two as "fused:CONFIG" with a configuration's name as last_dispatch() gives it.
 
     Returns Y [M/TP, ..., N]: rank r has rows r·M/TP and on of dimension 0. dtypes as for ag_gemm. "fused" and
     "decomposed" add the ranks' partials in rank order in fp32 (fp64 for float64): the result is bitwise repeatable. A
