@@ -7,6 +7,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
+#include <vector>
+
 #include "comm/arrivals.hpp"
 #include "cuda/library_gemm.hpp"
 #include "cuda/workspace.hpp"
@@ -14,33 +16,13 @@
 #include "ops/decomposed.hpp"
 
 namespace flux::cuda {
-namespace {
-
-void push_shard(Problem const& p, AgSchedule const& schedule, std::byte const* shard, WorkspaceView const& view,
-                Call& call) {
-  int64_t const size = element_size(p.dtype);
-  int64_t const row_bytes = p.k * size;
-  for (AgPush const& one : schedule.pushes()) {
-    Block const block = schedule.block(one.piece);
-    int64_t const begin = block.row * row_bytes + block.k * size;
-    std::byte* const to = view.region(one.peer, call.parity()) + ag_shard_offset(p.rank, p.rows, p.k, size) + begin;
-    Epoch* const signal = call.arrived(one.peer, p.rank) + one.piece;
-    if (block.ks == p.k) {
-      call.push(to, shard + begin, block.rows * row_bytes, signal);
-    } else {
-      call.push_rows(to, shard + begin, row_bytes, block.ks * size, block.rows, signal);
-    }
-  }
-}
-
-}  // namespace
 
 void ag_gemm_decomposed(Problem const& p, Operands const& operands, Workspace& workspace, CallInfo const& info) {
   at::AutoDispatchBelowADInplaceOrView const no_autograd;
   cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
   WorkspaceView const& view = workspace.view();
   AgSchedule const schedule = ag_schedule_of(p);
-  bool const uniform = is_uniform(schedule.kind), along_k = is_along_k(schedule.kind);
+  bool const along_k = is_along_k(schedule.kind);
 
   LibraryGemm const gemm(p, operands);
   auto* const y = static_cast<std::byte*>(operands.y);
@@ -50,47 +32,70 @@ void ag_gemm_decomposed(Problem const& p, Operands const& operands, Workspace& w
   Call call(workspace, p, info, stream);
 
   int64_t const size = element_size(p.dtype);
-  auto const* shard = static_cast<std::byte const*>(operands.x);
+  int64_t const row_bytes = p.k * size;
+  auto const* const shard = static_cast<std::byte const*>(operands.x);
   std::byte* const region = view.region(p.rank, call.parity());
   TORCH_INTERNAL_ASSERT(view.layout.region_bytes >= ag_region_bytes(p.world, p.rows, p.k, size));
   auto const offset_of = [&](int source) { return ag_shard_offset(source, p.rows, p.k, size); };
-  int64_t const shard_bytes = ag_shard_bytes(p.rows, p.k, size);
-  auto const copy = [&](void* to, void const* from, int64_t bytes) {
-    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "a copy on this GPU");
+  auto const begin_of = [&](Block const& block) { return block.row * row_bytes + block.k * size; };
+  auto const copy_shard = [&](void* to, void const* from) {
+    check(cudaMemcpyAsync(to, from, ag_shard_bytes(p.rows, p.k, size), cudaMemcpyDeviceToDevice, stream),
+          "copying a shard on this GPU");
   };
 
-  call.fork();
-  push_shard(p, schedule, shard, view, call);
-  // The first step of a uniform schedule waits for the peers; meanwhile the own shard goes where it takes its operand.
-  if (uniform) copy(region + offset_of(p.rank), shard, shard_bytes);
+  auto const push = [&](AgPush const& one) {
+    Block const block = schedule.block(one.piece);
+    std::byte* const to = view.region(one.peer, call.parity()) + offset_of(p.rank) + begin_of(block);
+    std::byte const* const from = shard + begin_of(block);
+    Epoch* const signal = call.arrived(one.peer, p.rank) + one.piece;
+    if (block.ks == p.k) {
+      call.push(to, from, block.rows * row_bytes, signal);
+    } else {
+      call.push_rows(to, from, row_bytes, block.ks * size, block.rows, signal);
+    }
+  };
 
-  int step = 0;
-  for (AgProduct const& one : schedule.products()) {
+  auto const compute = [&](AgProduct const& one, int step) {
     Block const& block = one.block;
     if (one.piece >= 0) {
       Arrivals const needed{one.first_source, one.num_sources, one.piece, 1, step};
       check(stream_wait_arrivals(stream, call.wait(), call.arrived(p.rank, 0), needed), "waiting for chunks");
     }
-    std::byte const* const from = one.piece >= 0 ? region + offset_of(one.first_source) : shard;
-    std::byte const* const x = from + (block.row * p.k + block.k) * size;
+    std::byte const* const x = (one.piece >= 0 ? region + offset_of(one.first_source) : shard) + begin_of(block);
     int64_t const row = one.first_source * p.rows + block.row;
     if (along_k) {
       gemm.add_product(sums, gemm.matrix(x, p.world * p.rows, block.ks, p.k), block.k);
-    } else if (one.num_sources == 1) {
-      gemm.product(result.narrow(0, row, block.rows), gemm.matrix(x, block.rows, p.k, p.k), /*with_bias=*/true);
+    } else if (one.num_sources == 1 || block.rows == p.rows) {  // rows without a gap
+      int64_t const rows = one.num_sources * block.rows;
+      gemm.product(result.narrow(0, row, rows), gemm.matrix(x, rows, p.k, p.k), /*with_bias=*/true);
     } else {
       at::Tensor const out = gemm.batch(y + row * p.n * size, one.num_sources, p.rows * p.n, block.rows, p.n, p.n);
       gemm.batched_product(out, gemm.batch(x, one.num_sources, p.rows * p.k, block.rows, p.k, p.k), /*with_bias=*/true);
     }
+  };
+
+  std::vector<AgPush> const pushes = schedule.pushes();
+  std::vector<AgProduct> const products = schedule.products();
+  call.fork();
+  push(pushes.front());
+  // Before the first wait, while the chunks are on their way: the product of the own shard, or its way to where the
+  // uniform products take their operand.
+  int step = 0;
+  if (is_uniform(schedule.kind)) {
+    copy_shard(region + offset_of(p.rank), shard);
+  } else {
+    compute(products[step], step);
     ++step;
   }
+  for (size_t i = 1; i < pushes.size(); ++i) push(pushes[i]);
+  for (; step < static_cast<int>(products.size()); ++step) compute(products[step], step);
   if (wide_sums) gemm.finish(result, sums);
   call.join();
 
   if (operands.gathered != nullptr) {  // every shard has arrived when the last product is done
     auto* gathered = static_cast<std::byte*>(operands.gathered);
     for (int source = 0; source < p.world; ++source) {
-      copy(gathered + offset_of(source), source == p.rank ? shard : region + offset_of(source), shard_bytes);
+      copy_shard(gathered + offset_of(source), source == p.rank ? shard : region + offset_of(source));
     }
   }
   call.finish();
