@@ -41,7 +41,8 @@ struct Decomposition {
 // What name() writes for this op, read back. Returns false if the text is none.
 inline bool parse_decomposition(Op op, std::string const& text, Decomposition* decomposition) {
   for (ScheduleRow const& row : kSchedules) {
-    for (int chunks = 1; row.op == op && chunks <= kMaxPieces; ++chunks) {
+    if (row.op != op || text.rfind(row.name, 0) != 0) continue;
+    for (int chunks = 1; chunks <= kMaxPieces; ++chunks) {
       *decomposition = {row.schedule, chunks};
       if (decomposition->name() == text) return true;
     }
@@ -52,7 +53,7 @@ inline bool parse_decomposition(Op op, std::string const& text, Decomposition* d
 // FiCCO's heuristic (section V-C). Cutting hurts least along the longer of M and K. Among the schedules along M, the
 // more a product has to do, op-to-byte ratio times memory traffic, the finer it may be cut, and the more it suffers
 // from what runs beside it. That figure is the number of operations; it is compared with what the GPU does at its peak
-// in a unit of time. The unit is ours, of the size of the products here: the paper's take a thousand times as long.
+// in a unit of time. The unit is ours: the products of the paper take some hundred times as long as those here.
 inline ChunkSchedule choose_schedule(Problem const& problem) {
   constexpr double kUnitSeconds = 100e-6;
   double const peak_ops_per_second = element_size(problem.dtype) == 2 ? 989e12 : 67e12;  // H100 SXM, dense
