@@ -12,14 +12,6 @@
 
 namespace flux::cpu {
 
-std::string why_not_decomposed(Problem const& problem) { return flux::why_not_decomposed(problem); }
-
-WorkspaceNeeds decomposed_needs(Problem const& p) {
-  int64_t const send_bytes = sizeof(CallWords);
-  if (p.op == Op::kAgGemm) return {ag_region_bytes(p.world, p.rows, p.k, element_size(p.dtype)), send_bytes};
-  return {rs_chunks_bytes(p), send_bytes};
-}
-
 void ag_gemm_decomposed(Problem const& p, Operands const& o, WorkspaceView const& workspace, CallInfo const& info) {
   AgSchedule const schedule = ag_schedule_of(p);
   Exchange const exchange(p, workspace, info);

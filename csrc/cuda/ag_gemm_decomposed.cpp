@@ -70,7 +70,7 @@ void ag_gemm_decomposed(Problem const& p, Operands const& operands, Workspace& w
       gemm.product(result.narrow(0, row, rows), gemm.matrix(x, rows, p.k, p.k), /*with_bias=*/true);
     } else {
       at::Tensor const out = gemm.batch(y + row * p.n * size, one.num_sources, p.rows * p.n, block.rows, p.n, p.n);
-      gemm.batched_product(out, gemm.batch(x, one.num_sources, p.rows * p.k, block.rows, p.k, p.k), /*with_bias=*/true);
+      gemm.batched_product(out, gemm.batch(x, one.num_sources, p.rows * p.k, block.rows, p.k, p.k));
     }
   };
 

@@ -47,9 +47,9 @@ void LibraryGemm::product(at::Tensor out, at::Tensor const& x, bool with_bias) c
   }
 }
 
-void LibraryGemm::batched_product(at::Tensor out, at::Tensor const& x, bool with_bias) const {
+void LibraryGemm::batched_product(at::Tensor out, at::Tensor const& x) const {
   at::Tensor const weight = weight_.unsqueeze(0).expand({x.size(0), -1, -1});
-  if (with_bias && bias_.defined()) {
+  if (bias_.defined()) {
     at::baddbmm_out(out, bias_.expand(out.sizes()), x, weight);
   } else {
     at::bmm_out(out, x, weight);

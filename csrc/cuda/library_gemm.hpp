@@ -19,8 +19,8 @@ class LibraryGemm {
 
   // out[rows, n] = x[rows, k] . w^T (+ bias)
   void product(at::Tensor out, at::Tensor const& x, bool with_bias) const;
-  // out[b, rows, n] = x[b, rows, k] . w^T (+ bias), one GEMM
-  void batched_product(at::Tensor out, at::Tensor const& x, bool with_bias) const;
+  // out[b, rows, n] = x[b, rows, k] . w^T + bias, one GEMM
+  void batched_product(at::Tensor out, at::Tensor const& x) const;
   // sums[rows, n] += x[rows, ks] . w[:, k : k + ks]^T; the first one, k = 0, puts bias, or 0, in the place of what is
   // there. 16-bit products may be added up in fp32: then finish() adds the bias.
   void add_product(at::Tensor sums, at::Tensor const& x, int64_t k) const;
