@@ -2,7 +2,8 @@
 // The protocol between the processes of a group, on shared memory. Same signals, epochs and double buffers as on the
 // GPU; `release` and `acquire` are those of the C++ memory model on words that all ranks have mapped.
 //
-//   1. The ranks make the same fused calls in the same order. Call e (the epoch, from 1) uses region e & 1 only.
+//   1. The ranks make the same calls in the same order. Call e (the epoch, from 1; it counts the calls that use the
+//      workspace) uses region e & 1 only.
 //   2. A signal word holds the newest epoch for which its piece has been sent. The sender writes the piece, then the
 //      word with release; the reader waits with acquire until word >= e, then reads the piece. Nothing is reset.
 //   3. A rank finishes call e only after it has received, from every peer, a piece that the peer sent in call e.

@@ -39,7 +39,7 @@ std::string Workspace::fault_message() const {
                               " of group '", view_.group_name, "' ");
   bool const ends = fault.piece < 0;  // the wait for the end of the peer's call before
   if (!ends && signal_epoch(seen) == signal_epoch(expected)) {
-    text += c10::str("is out of step: in fused call ", signal_epoch(expected), " peer ", int{fault.peer},
+    text += c10::str("is out of step: in call ", signal_epoch(expected), " of the workspace peer ", int{fault.peer},
                      " makes another call");
   } else {
     std::string const work = fault.tile_m < 0  // the decomposed strategy waits between library GEMMs
