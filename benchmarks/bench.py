@@ -2,7 +2,8 @@
 
     python benchmarks/bench.py                          mlp and gpt3 shapes, eager and CUDA graph, all GPUs
     python benchmarks/bench.py --lists sweep --ops gemm_rs --world 2
-    python benchmarks/bench.py --explore CONFIG,CONFIG  configurations of `fused` beside the usual columns
+    python benchmarks/bench.py --explore CONFIG,CONFIG  configurations of `fused` (or decomposed, decomposed:CONFIG)
+                                                        beside the usual columns
     torchrun --nproc-per-node 4 benchmarks/bench.py     ranks started by torchrun
 
 Each candidate is checked against the plain sequence on random data before it is timed. One that fails or is not
@@ -27,6 +28,7 @@ import flux_ops
 from benchmarks import launch, report, timing
 from benchmarks.candidates import (
     AUTO,
+    DECOMPOSED,
     FUSED,
     GEMM,
     SEQUENTIAL,
@@ -52,7 +54,7 @@ def parse_arguments():
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--world", type=int, default=0, help="ranks; default: all GPUs (on the CPU: 2)")
     parser.add_argument("--device", default="", choices=("", "cpu", "cuda"))
-    parser.add_argument("--explore", default="", help="configurations of `fused` to measure, comma-separated")
+    parser.add_argument("--explore", default="", help="configurations to measure, comma-separated")
     parser.add_argument("--without", default="", help="candidates to leave out, comma-separated")
     parser.add_argument("--limit", type=float, default=540, help="seconds after which everything is stopped")
     parser.add_argument("--name", default="", help="name of the results file")
@@ -84,7 +86,10 @@ class Run:
         self.dtype = getattr(torch, args.dtype)
         self.clock = timing.Clock(place)
         self.graph_group = dist.new_group() if "graph" in args.modes else None
-        names = [GEMM, SEQUENTIAL, TORCH, FUSED, *(f"{FUSED}:{c}" for c in filter(None, args.explore.split(","))), AUTO]
+        explored = [
+            c if c.partition(":")[0] == DECOMPOSED else f"{FUSED}:{c}" for c in filter(None, args.explore.split(","))
+        ]
+        names = [GEMM, SEQUENTIAL, TORCH, FUSED, *explored, AUTO]
         self.names = [n for n in names if n not in args.without.split(",")]
 
     def attempt(self, fn):
@@ -108,7 +113,7 @@ class Run:
             call, reason = self.attempt(lambda name=name: make(name, op, operands))
             if reason is None:
                 got, reason = self.attempt(lambda call=call: call(0))
-            if reason is None and name.partition(":")[0] in (FUSED, AUTO):
+            if reason is None and name.partition(":")[0] in (FUSED, DECOMPOSED, AUTO):
                 dispatch = flux_ops.last_dispatch()
                 ran[name] = f"{dispatch.strategy} {dispatch.config}".strip()
             if reason is None and not (name == GEMM and op == "gemm_rs"):  # there the product alone is one partial

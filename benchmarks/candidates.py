@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import flux_ops
 from flux_ops import reference
 
-GEMM, SEQUENTIAL, TORCH, FUSED, AUTO = "gemm", "sequential", "torch", "fused", "auto"
+GEMM, SEQUENTIAL, TORCH, FUSED, AUTO, DECOMPOSED = "gemm", "sequential", "torch", "fused", "auto", "decomposed"
 ROTATE_BYTES = 200 << 20  # four times the L2 of an H100
 MAX_COPIES = 16
 

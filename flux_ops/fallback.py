@@ -6,7 +6,7 @@ from torch.distributed import distributed_c10d
 from flux_ops import autograd, reference
 from flux_ops.hooks import warn_once
 
-_STRATEGIES = ("auto", "sequential", "fused")
+_STRATEGIES = ("auto", "sequential", "fused", "decomposed")
 last_call: dict | None = None
 
 
@@ -50,8 +50,8 @@ def define(why_not_loaded: str) -> torch.library.Library:
 def _check(op, x, weight, bias, group_name, strategy, why_not_loaded):
     """Refuses what the compiled operators refuse; returns the group."""
     global last_call
-    asked = "fused" if strategy.startswith("fused:") and strategy != "fused:" else strategy
-    if asked not in _STRATEGIES:
+    asked, colon, config = strategy.partition(":")
+    if asked not in _STRATEGIES or (colon and (not config or asked in ("auto", "sequential"))):
         raise ValueError(f"{op}: strategy is '{strategy}'; allowed are {', '.join(map(repr, _STRATEGIES))}.")
     if x.dim() < 2 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
@@ -68,8 +68,8 @@ def _check(op, x, weight, bias, group_name, strategy, why_not_loaded):
             )
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         raise ValueError(f"{op}: bias must have shape [{weight.shape[0]}]; it has shape {list(bias.shape)}.")
-    if asked == "fused":
-        raise NotImplementedError(f"{op}: strategy 'fused' can't run: {why_not_loaded}.")
+    if asked in ("fused", "decomposed"):
+        raise NotImplementedError(f"{op}: strategy '{asked}' can't run: {why_not_loaded}.")
     if strategy == "auto":
         warn_once(f"falls back to strategy 'sequential': {why_not_loaded}")
     try:

@@ -55,17 +55,17 @@ def ag_gemm(
         bias: [N], or None.
         group: the process group; by default all ranks. All its ranks make the same calls in the same order.
         return_gathered: also return all_gather(X), [M, ..., K].
-        strategy: "auto" (fused where it can run, else sequential with one warning), "sequential", "fused", or
-            "fused:CONFIG" with a configuration's name as last_dispatch() gives it.
+        strategy: "auto" (fused where it can run, else sequential with one warning), "sequential", "fused",
+            "decomposed", or the last two as "fused:CONFIG" with a configuration's name as last_dispatch() gives it.
 
-    Returns Y [M, ..., N], or (Y, gathered). dtypes: float32, float64, bfloat16, float16 (the fused strategy on CUDA:
-    bfloat16 and float16); products are accumulated in at least fp32.
+    Returns Y [M, ..., N], or (Y, gathered). dtypes: float32, float64, bfloat16, float16 ("fused" on CUDA: bfloat16 and
+    float16 alone); products are accumulated in at least fp32.
 
     Differentiable. The backward of x is gemm_rs; that of weight gathers x again unless `return_gathered`.
 
     Raises, on every rank and before anything is launched: TypeError for unlike dtypes; ValueError for shapes, devices,
     groups, an unknown strategy, and ranks that do not make the same call (compared on the first call of a shape);
-    NotImplementedError for a dtype that is not supported, and for strategy="fused" where it can't run.
+    NotImplementedError for a dtype that is not supported, and for "fused" or "decomposed" where it can't run.
     torch.distributed.DistBackendError if a rank does not come within the timeout (see set_timeout).
 
     The same in plain PyTorch::
@@ -74,7 +74,11 @@ def ag_gemm(
         dist.all_gather_into_tensor(gathered, x, group=group)
         y = torch.nn.functional.linear(gathered, weight, bias)
 
-    Method: FLUX (papers/flux.txt), section 3.2.
+    "decomposed" is a sequence of library GEMMs on chunks that copy engines move. On CUDA its configuration
+    "uniform-fused-2d/c2" adds up two products of 16-bit operands in y: that rounds y once more than one product does,
+    and in float16 wants the first of the two below 65520 as well.
+
+    Method: FLUX (papers/flux.txt), section 3.2; "decomposed": FiCCO (papers/ficco.txt), section V.
     """
     y, gathered = _ag_gemm(x, weight, bias, _group_name("ag_gemm", group), return_gathered, strategy)
     return (y, gathered) if return_gathered else y
@@ -95,12 +99,13 @@ def gemm_rs(
         weight: [N, K], this rank's columns of the whole weight, or a transposed view of [K, N] (not copied).
         bias: [N], or None; added once, after the reduction.
         group: the process group; by default all ranks. All its ranks make the same calls in the same order.
-        strategy: "auto" (fused where it can run, else sequential with one warning), "sequential", "fused", or
-            "fused:CONFIG" with a configuration's name as last_dispatch() gives it.
+        strategy: "auto" (fused where it can run, else sequential with one warning), "sequential", "fused",
+            "decomposed", or the last two as "fused:CONFIG" with a configuration's name as last_dispatch() gives it.
 
-    Returns Y [M/TP, ..., N]: rank r has rows r·M/TP and on of dimension 0. dtypes as for ag_gemm. The fused strategy
-    adds the ranks' partials in rank order in fp32 (fp64 for float64): the result is bitwise repeatable. A partial
-    travels in the dtype of x, so in float16 it has to stay below 65520, as in any reduce-scatter of that dtype.
+    Returns Y [M/TP, ..., N]: rank r has rows r·M/TP and on of dimension 0. dtypes as for ag_gemm. "fused" and
+    "decomposed" add the ranks' partials in rank order in fp32 (fp64 for float64): the result is bitwise repeatable. A
+    partial travels in the dtype of x, so in float16 it has to stay below 65520, as in any reduce-scatter of that dtype;
+    "decomposed" rounds this rank's own partial too.
 
     Differentiable. The backward of x is ag_gemm. The gradient of bias is the sum over this rank's rows; adding it up
     over the ranks is the caller's, as for every replicated parameter under sequence parallelism.
@@ -115,6 +120,7 @@ def gemm_rs(
         y = y + bias
 
     Method: FLUX (papers/flux.txt), section 3.1; the reduction is in the last tiles' epilogue (section 4.2).
+    "decomposed": the chunks of FiCCO (papers/ficco.txt), with a reduction at the end.
     """
     return _gemm_rs(x, weight, bias, _group_name("gemm_rs", group), strategy)
 
@@ -124,8 +130,8 @@ class Dispatch:
     """What the last call ran. The product had M rows over all ranks; N and K are this rank's."""
 
     op: str
-    strategy: str  # "fused", "sequential", or "local" where no communication was needed
-    config: str  # of the fused strategy: tiles and pieces
+    strategy: str  # "fused", "decomposed", "sequential", or "local" where no communication was needed
+    config: str  # of "fused": tiles and pieces; of "decomposed": schedule and chunks
     reason: str
     m: int
     n: int

@@ -8,6 +8,7 @@
 
 #include "cpu/protocol.hpp"
 #include "ops/backend.hpp"
+#include "ops/decomposed.hpp"
 
 namespace flux::cpu {
 namespace {
@@ -69,6 +70,14 @@ WorkspaceNeeds workspace_needs(Problem const& p) {
   Config const c = make_config(p);
   int64_t const tile_bytes = rs_tile_bytes(c.tile.tile_m, c.tile.tile_n, element_size(p.dtype));
   return {rs_region_bytes(p.world, c.order.num_tiles(), tile_bytes), send_bytes};
+}
+
+std::string why_not_decomposed(Problem const& problem) { return flux::why_not_decomposed(problem); }
+
+WorkspaceNeeds decomposed_needs(Problem const& p) {
+  int64_t const send_bytes = sizeof(CallWords);
+  if (p.op == Op::kAgGemm) return {ag_region_bytes(p.world, p.rows, p.k, element_size(p.dtype)), send_bytes};
+  return {rs_chunks_bytes(p), send_bytes};
 }
 
 }  // namespace flux::cpu

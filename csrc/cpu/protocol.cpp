@@ -48,7 +48,7 @@ void Exchange::signal(int peer, int piece) const {
   __atomic_store_n(&arrived(peer, problem_.rank, piece), info_.epoch, __ATOMIC_RELEASE);
 }
 
-double Exchange::wait(int source, int piece, int tile) const {
+double Exchange::wait(int source, int piece, int tile, char const* unit) const {
   Epoch const& word = arrived(problem_.rank, source, piece);
   Epoch seen = __atomic_load_n(&word, __ATOMIC_ACQUIRE);
   double waited = 0;
@@ -60,7 +60,7 @@ double Exchange::wait(int source, int piece, int tile) const {
       } else {
         if (__atomic_load_n(&cancelled_, __ATOMIC_RELAXED)) throw Cancelled{};
         check_same_problem(source);
-        check_deadline(source, piece, tile, seen);
+        check_deadline(source, piece, tile, unit, seen);
         if (i < kSpins + kYields) {
           std::this_thread::yield();
         } else {
@@ -79,16 +79,16 @@ void Exchange::check_same_problem(int source) const {
   CallWords::Word const& word = call_words(problem_.rank).calls[parity()][source];
   if (__atomic_load_n(&word.epoch, __ATOMIC_ACQUIRE) != info_.epoch || word.digest == info_.digest) return;
   TORCH_CHECK_WITH(DistBackendError, false, op_name(problem_.op), ": the ranks of group '", workspace_.group_name,
-                   "' are out of step: in fused call ", info_.epoch, " rank ", source, " makes another call than rank ",
-                   problem_.rank, ", whose chunk has ", problem_.rows, " rows, N = ", problem_.n,
-                   " and K = ", problem_.k, ".");
+                   "' are out of step: in call ", info_.epoch, " of the workspace rank ", source,
+                   " makes another call than rank ", problem_.rank, ", whose chunk has ", problem_.rows,
+                   " rows, N = ", problem_.n, " and K = ", problem_.k, ".");
 }
 
-void Exchange::check_deadline(int source, int piece, int tile, Epoch seen) const {
+void Exchange::check_deadline(int source, int piece, int tile, char const* unit, Epoch seen) const {
   if (seconds_since(start_) < info_.timeout_seconds) return;
   TORCH_CHECK_WITH(DistBackendError, false, op_name(problem_.op), ": rank ", problem_.rank, " of group '",
-                   workspace_.group_name, "' waited ", info_.timeout_seconds, " s for rank ", source, ": tile ", tile,
-                   " needs piece ", piece, " of its data, expected epoch ", info_.epoch, ", seen ", seen,
+                   workspace_.group_name, "' waited ", info_.timeout_seconds, " s for rank ", source, ": ", unit, " ",
+                   tile, " needs piece ", piece, " of its data, expected epoch ", info_.epoch, ", seen ", seen,
                    ". The rank is late, dead, or makes other calls than this one; flux_ops.set_timeout(seconds) "
                    "allows more time.");
 }

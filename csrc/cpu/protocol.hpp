@@ -2,7 +2,8 @@
 // The protocol between the processes of a group, on shared memory. Same signals, epochs and double buffers as on the
 // GPU; `release` and `acquire` are those of the C++ memory model on words that all ranks have mapped.
 //
-//   1. The ranks make the same fused calls in the same order. Call e (the epoch, from 1) uses region e & 1 only.
+//   1. The ranks make the same calls in the same order. Call e (the epoch, from 1; it counts the calls that use the
+//      workspace) uses region e & 1 only.
 //   2. A signal word holds the newest epoch for which its piece has been sent. The sender writes the piece, then the
 //      word with release; the reader waits with acquire until word >= e, then reads the piece. Nothing is reset.
 //   3. A rank finishes call e only after it has received, from every peer, a piece that the peer sent in call e.
@@ -46,9 +47,10 @@ class Exchange {
   void announce() const;
   // Tells `peer` that `piece` of this rank lies in its region.
   void signal(int peer, int piece) const;
-  // Waits until `piece` of `source` lies in the region of this rank; returns the microseconds waited. `tile` is for
-  // the message only. Throws c10::DistBackendError after the timeout, or if the source computes something else.
-  double wait(int source, int piece, int tile) const;
+  // Waits until `piece` of `source` lies in the region of this rank; returns the microseconds waited. `tile` (or what
+  // `unit` calls it) is for the message only. Throws c10::DistBackendError after the timeout, or if the source computes
+  // something else.
+  double wait(int source, int piece, int tile, char const* unit = "tile") const;
   // Makes waits of all threads of this call end.
   void cancel() const { __atomic_store_n(&cancelled_, true, __ATOMIC_RELAXED); }
 
@@ -56,7 +58,7 @@ class Exchange {
   Epoch& arrived(int owner, int source, int piece) const;
   CallWords& call_words(int rank) const;
   void check_same_problem(int source) const;
-  void check_deadline(int source, int piece, int tile, Epoch seen) const;
+  void check_deadline(int source, int piece, int tile, char const* unit, Epoch seen) const;
 
   Problem const& problem_;
   WorkspaceView const& workspace_;

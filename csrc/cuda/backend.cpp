@@ -8,6 +8,7 @@
 
 #include "cuda/launch.hpp"
 #include "ops/backend.hpp"
+#include "ops/decomposed.hpp"
 
 namespace flux::cuda {
 
@@ -35,17 +36,25 @@ int64_t num_tiles_at_most(Problem const& problem) {  // of the smallest tile, pa
   return problem.world * (ceil_div(problem.rows, 128) + 4) * (ceil_div(problem.n, 128) + 2);
 }
 
+std::string why_not_this_gpu() {
+  cudaDeviceProp const* properties = at::cuda::getCurrentDeviceProperties();
+  if (properties->major == 9 && properties->minor == 0) return {};
+  return c10::str("its CUDA kernels are built for compute capability 9.0 (H100, H200), and this GPU (",
+                  properties->name, ") has ", properties->major, ".", properties->minor);
+}
+
 }  // namespace
+
+std::string why_not_decomposed(Problem const& problem) {
+  std::string const why_not = flux::why_not_decomposed(problem);
+  return why_not.empty() ? why_not_this_gpu() : why_not;
+}
 
 std::string why_not_fused(Problem const& problem) {
   if (problem.dtype != DataType::kBFloat16 && problem.dtype != DataType::kFloat16) {
     return "its CUDA kernels take bfloat16 and float16 only";
   }
-  cudaDeviceProp const* properties = at::cuda::getCurrentDeviceProperties();
-  if (properties->major != 9 || properties->minor != 0) {
-    return c10::str("its CUDA kernels are built for compute capability 9.0 (H100, H200), and this GPU (",
-                    properties->name, ") has ", properties->major, ".", properties->minor);
-  }
+  if (std::string const why_not = why_not_this_gpu(); !why_not.empty()) return why_not;
   if (problem.k % 8 != 0) return c10::str("K = ", problem.k, " is not a multiple of 8 (rows of 16 bytes)");
   if (problem.n % 8 != 0) return c10::str("N = ", problem.n, " is not a multiple of 8 (rows of 16 bytes)");
   constexpr int64_t kLimit = int64_t{1} << 30;  // of extents and of tiles: what kernels compute from them fits 32 bits
@@ -75,6 +84,12 @@ WorkspaceNeeds workspace_needs(Problem const& problem) {
     int64_t const tile_bytes = rs_tile_bytes(shape.tile_m, shape.tile_n, element_size(problem.dtype));
     bytes = std::max(bytes, rs_region_bytes(problem.world, order.num_tiles(), tile_bytes));
   }
+  return {bytes, bytes};
+}
+
+WorkspaceNeeds decomposed_needs(Problem const& problem) {
+  if (problem.op == Op::kAgGemm) return workspace_needs(problem);
+  int64_t const bytes = rs_chunks_bytes(problem);
   return {bytes, bytes};
 }
 

@@ -39,13 +39,15 @@ std::string Workspace::fault_message() const {
                               " of group '", view_.group_name, "' ");
   bool const ends = fault.piece < 0;  // the wait for the end of the peer's earlier calls
   if (!ends && signal_epoch(seen) == signal_epoch(expected)) {
-    text += c10::str("is out of step: in fused call ", signal_epoch(expected), " peer ", int{fault.peer},
+    text += c10::str("is out of step: in call ", signal_epoch(expected), " of the workspace peer ", int{fault.peer},
                      " makes another call");
   } else {
+    std::string const work = fault.tile_m < 0  // the decomposed strategy waits between library GEMMs
+                                 ? c10::str("step ", int{fault.tile_n})
+                                 : c10::str("tile (", int{fault.tile_m}, ", ", int{fault.tile_n}, ")");
     text += c10::str("timed out: it waited ", timeout_seconds_, " s for peer ", int{fault.peer},
                      ends ? std::string(" to finish the calls before that one")
-                          : c10::str(": tile (", int{fault.tile_m}, ", ", int{fault.tile_n}, ") needs piece ",
-                                     int{fault.piece}, " of its data"),
+                          : c10::str(": ", work, " needs piece ", int{fault.piece}, " of its data"),
                      ", expected epoch ", ends ? expected : signal_epoch(expected), ", seen ",
                      ends ? seen : signal_epoch(seen),
                      ". The peer is late, dead, or makes other calls than this one; flux_ops.set_timeout(seconds) "
@@ -95,8 +97,18 @@ void Call::fork() {
 }
 
 void Call::push(void* to, void const* from, int64_t bytes, Epoch* signal) {
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, workspace_.side_stream_), "a push to a peer");
+  send_signal(signal);
+}
+
+void Call::push_rows(void* to, void const* from, int64_t pitch, int64_t width, int64_t rows, Epoch* signal) {
+  check(cudaMemcpy2DAsync(to, pitch, from, pitch, width, rows, cudaMemcpyDeviceToDevice, workspace_.side_stream_),
+        "a push to a peer");
+  send_signal(signal);
+}
+
+void Call::send_signal(Epoch* signal) {
   cudaStream_t const stream = workspace_.side_stream_;
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "a push to a peer");
   if (workspace_.replayed_) {
     check(cudaMemcpyAsync(signal, wait_.signal_word, sizeof(Epoch), cudaMemcpyDeviceToDevice, stream),
           "a signal to a peer");

@@ -10,7 +10,7 @@
 //  3. Eager calls use the region, and the set of signals, of parity epoch & 1. Why they are free: to finish call e-1 a
 //     rank needs data from every peer that the peer sends after it has finished call e-2. So when this rank starts call
 //     e, every peer is done with call e-2, the last to use that parity.
-//  4. The call ends on the caller's stream when the kernel and the pushes of this rank are done; then the send buffer,
+//  4. The call ends on the caller's stream when the kernels and the pushes of this rank are done; then the send buffer,
 //     the tile counters and the operands are free again.
 //  5. From the first call that a CUDA graph captures on, the host can't know epochs: replays advance them. Such calls,
 //     and all later eager ones, count epochs in device memory from 1 on, with signals of their own. They alternate
@@ -68,14 +68,19 @@ class Call {
   // The signals of this call at rank `r`, written by `source`.
   Epoch* arrived(int r, int source) const;
 
-  // Lets the side stream start: it sees all that the caller's stream has done so far.
+  // Lets the side stream start, or go on: what is enqueued on it next sees all that the caller's stream has done so
+  // far.
   void fork();
   // Enqueues, on the side stream, a copy to a peer and the signal that it has arrived.
   void push(void* to, void const* from, int64_t bytes, Epoch* signal);
+  // The same for a block of rows: `width` bytes of every `pitch`, on both sides.
+  void push_rows(void* to, void const* from, int64_t pitch, int64_t width, int64_t rows, Epoch* signal);
   // Makes the caller's stream wait for the side stream.
   void join();
 
  private:
+  void send_signal(Epoch* signal);
+
   Workspace& workspace_;
   cudaStream_t stream_;
   int parity_;

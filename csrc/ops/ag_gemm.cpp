@@ -24,9 +24,10 @@ std::tuple<at::Tensor, at::Tensor> ag_gemm(at::Tensor const& x, at::Tensor const
       y = run_sequential_ag_gemm(call, args, gathered);
       break;
     case Strategy::kFused:
+    case Strategy::kDecomposed:
       y = at::empty(result_shape(args, call.problem()), x.options());
       if (return_gathered) gathered = at::empty(gathered_shape(args, call.problem()), x.options());
-      run_fused(call, args, y, return_gathered ? &gathered : nullptr);
+      run_overlapped(call, args, y, return_gathered ? &gathered : nullptr);
       break;
   }
   return {y, return_gathered ? gathered : at::empty({0}, x.options())};

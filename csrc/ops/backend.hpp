@@ -20,6 +20,14 @@ WorkspaceNeeds workspace_needs(Problem const& problem);
 void ag_gemm(Problem const& problem, Operands const& operands, WorkspaceView const& workspace, CallInfo const& info);
 void gemm_rs(Problem const& problem, Operands const& operands, WorkspaceView const& workspace, CallInfo const& info);
 
+// The same for the decomposed strategy. Its configurations are those of ops/decomposed.hpp.
+std::string why_not_decomposed(Problem const& problem);
+WorkspaceNeeds decomposed_needs(Problem const& problem);
+void ag_gemm_decomposed(Problem const& problem, Operands const& operands, WorkspaceView const& workspace,
+                        CallInfo const& info);
+void gemm_rs_decomposed(Problem const& problem, Operands const& operands, WorkspaceView const& workspace,
+                        CallInfo const& info);
+
 }  // namespace flux::cpu
 
 #if defined(FLUX_WITH_CUDA)
@@ -52,6 +60,11 @@ void ag_gemm(Problem const& problem, LaunchPlan const& plan, Operands const& ope
              CallInfo const& info);
 void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
              CallInfo const& info);
+
+std::string why_not_decomposed(Problem const& problem);
+WorkspaceNeeds decomposed_needs(Problem const& problem);
+void ag_gemm_decomposed(Problem const& problem, Operands const& operands, Workspace& workspace, CallInfo const& info);
+void gemm_rs_decomposed(Problem const& problem, Operands const& operands, Workspace& workspace, CallInfo const& info);
 
 }  // namespace flux::cuda
 #endif

@@ -7,26 +7,40 @@
 
 namespace flux {
 
-enum class Strategy : int { kLocal = 0, kSequential = 1, kFused = 2 };
+enum class Strategy : int { kLocal = 0, kSequential = 1, kFused = 2, kDecomposed = 3 };
 
 inline char const* strategy_name(Strategy s) {
-  return s == Strategy::kLocal ? "local" : s == Strategy::kSequential ? "sequential" : "fused";
+  switch (s) {
+    case Strategy::kLocal:
+      return "local";
+    case Strategy::kSequential:
+      return "sequential";
+    case Strategy::kFused:
+      return "fused";
+    case Strategy::kDecomposed:
+      return "decomposed";
+  }
+  return "";
 }
 
+// Whether the ranks exchange data through the workspace.
+inline bool needs_workspace(Strategy s) { return s == Strategy::kFused || s == Strategy::kDecomposed; }
+
 // What a caller may ask for; "local" is never asked for, it is what a call without communication comes to.
-// "fused:CONFIG" names the configuration too.
-inline constexpr char const* kAllowedStrategies = "'auto', 'sequential', 'fused'";
-inline constexpr std::string_view kFusedWithConfig = "fused:";
-inline bool is_fused(std::string_view asked) {
-  bool const with_config =
-      asked.size() > kFusedWithConfig.size() && asked.substr(0, kFusedWithConfig.size()) == kFusedWithConfig;
-  return asked == "fused" || with_config;
+// "fused:CONFIG" and "decomposed:CONFIG" name the configuration too.
+inline constexpr char const* kAllowedStrategies = "'auto', 'sequential', 'fused', 'decomposed'";
+inline bool asks_for(std::string_view asked, std::string_view name) {
+  bool const with_config = asked.size() > name.size() + 1 && asked[name.size()] == ':';
+  return asked == name || (with_config && asked.substr(0, name.size()) == name);
 }
+inline bool is_fused(std::string_view asked) { return asks_for(asked, "fused"); }
+inline bool is_decomposed(std::string_view asked) { return asks_for(asked, "decomposed"); }
 inline bool is_allowed_strategy(std::string_view asked) {
-  return asked == "auto" || asked == "sequential" || is_fused(asked);
+  return asked == "auto" || asked == "sequential" || is_fused(asked) || is_decomposed(asked);
 }
 inline std::string_view asked_config(std::string_view asked) {
-  return is_fused(asked) && asked != "fused" ? asked.substr(kFusedWithConfig.size()) : "";
+  size_t const colon = asked.find(':');
+  return colon == std::string_view::npos ? "" : asked.substr(colon + 1);
 }
 
 struct Choice {
@@ -36,18 +50,19 @@ struct Choice {
   bool fell_back = false;  // "auto" would rather have run another strategy
 };
 
-// Each reason is empty unless it holds: the call needs no communication; the backend can't run it fused; it can, but
-// the plain sequence is faster.
-inline Choice choose_strategy(std::string_view asked, std::string const& why_local, std::string const& why_not_fused,
+// Each reason is empty unless it holds: the call needs no communication; the backend can't run it fused (or decomposed,
+// where that is asked for); it can, but the plain sequence is faster.
+inline Choice choose_strategy(std::string_view asked, std::string const& why_local, std::string const& why_not,
                               std::string const& why_fused_is_slower) {
   if (!why_local.empty()) return {Strategy::kLocal, why_local};
   if (asked == "sequential") return {Strategy::kSequential, "asked for"};
-  if (is_fused(asked)) {
-    if (!why_not_fused.empty()) return {Strategy::kFused, why_not_fused, /*refused=*/true};
-    return {Strategy::kFused, "asked for"};
+  if (is_fused(asked) || is_decomposed(asked)) {
+    Strategy const strategy = is_fused(asked) ? Strategy::kFused : Strategy::kDecomposed;
+    if (!why_not.empty()) return {strategy, why_not, /*refused=*/true};
+    return {strategy, "asked for"};
   }
-  if (!why_not_fused.empty()) {
-    return {Strategy::kSequential, "fused can't run: " + why_not_fused, /*refused=*/false, /*fell_back=*/true};
+  if (!why_not.empty()) {
+    return {Strategy::kSequential, "fused can't run: " + why_not, /*refused=*/false, /*fell_back=*/true};
   }
   if (!why_fused_is_slower.empty()) return {Strategy::kSequential, "faster than fused: " + why_fused_is_slower};
   return {Strategy::kFused, "the backend can run it"};

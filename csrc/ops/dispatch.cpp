@@ -7,6 +7,8 @@
 
 #include <mutex>
 
+#include "ops/decomposed.hpp"
+
 namespace flux {
 namespace {
 
@@ -15,14 +17,14 @@ std::shared_ptr<Plan const> last_plan;
 
 constexpr char const* kNoCudaKernels = "this build of flux_ops has no CUDA kernels";
 
-std::string backend_why_not_fused(Problem const& problem, c10::DeviceType device) {
+std::string backend_why_not(Problem const& problem, bool decomposed, c10::DeviceType device) {
   if (problem.world > kMaxWorld) {
     return "the group has " + std::to_string(problem.world) + " ranks; at most " + std::to_string(kMaxWorld) +
            " are supported";
   }
-  if (device == c10::DeviceType::CPU) return cpu::why_not_fused(problem);
+  if (device == c10::DeviceType::CPU) return (decomposed ? cpu::why_not_decomposed : cpu::why_not_fused)(problem);
 #if defined(FLUX_WITH_CUDA)
-  if (device == c10::DeviceType::CUDA) return cuda::why_not_fused(problem);
+  if (device == c10::DeviceType::CUDA) return (decomposed ? cuda::why_not_decomposed : cuda::why_not_fused)(problem);
 #endif
   return kNoCudaKernels;
 }
@@ -34,7 +36,8 @@ std::string backend_why_fused_is_slower(Problem const& problem, c10::DeviceType 
   return cpu::why_fused_is_slower(problem);
 }
 
-std::string backend_config_name(Problem const& problem, c10::DeviceType device) {
+std::string config_name(Problem const& problem, Strategy strategy, c10::DeviceType device) {
+  if (strategy == Strategy::kDecomposed) return decomposition_of(problem).name();
 #if defined(FLUX_WITH_CUDA)
   if (device == c10::DeviceType::CUDA) return cuda::config_name(problem);
 #endif
@@ -61,7 +64,8 @@ std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, A
   std::string const local = why_local(problem, signature.return_gathered);
   std::string why_not;
   if (local.empty() && args.strategy != "sequential") {
-    why_not = problem.n == 0 ? "the product is empty" : backend_why_not_fused(problem, device.type());
+    why_not =
+        problem.n == 0 ? "the product is empty" : backend_why_not(problem, is_decomposed(args.strategy), device.type());
     DeviceState& on_device = state.on(device.type());
     if (why_not.empty() && !on_device.connection_known) {
       on_device.why_not_connected = hooks().why_not_connected(site, device);
@@ -71,11 +75,12 @@ std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, A
   }
   std::string const slower = backend_why_fused_is_slower(problem, device.type());
   plan->choice = choose_strategy(args.strategy, local, why_not, slower);
-  if (plan->choice.strategy == Strategy::kFused && !plan->choice.refused) {
-    plan->config = backend_config_name(problem, device.type());
-    plan->needs = workspace_needs(problem, device.type());
+  Strategy const strategy = plan->choice.strategy;
+  if (needs_workspace(strategy) && !plan->choice.refused) {
+    plan->config = config_name(problem, strategy, device.type());
+    plan->needs = workspace_needs(problem, strategy, device.type());
 #if defined(FLUX_WITH_CUDA)
-    if (device.is_cuda()) plan->launch = cuda::make_launch_plan(problem);
+    if (device.is_cuda() && strategy == Strategy::kFused) plan->launch = cuda::make_launch_plan(problem);
 #endif
   }
   if (plan->choice.fell_back) {
@@ -137,12 +142,13 @@ Problem checked_problem(GroupState const& state, CallSite const& site, Arguments
 
 }  // namespace
 
-WorkspaceNeeds workspace_needs(Problem const& problem, c10::DeviceType device) {
+WorkspaceNeeds workspace_needs(Problem const& problem, Strategy strategy, c10::DeviceType device) {
+  bool const decomposed = strategy == Strategy::kDecomposed;
 #if defined(FLUX_WITH_CUDA)
-  if (device == c10::DeviceType::CUDA) return cuda::workspace_needs(problem);
+  if (device == c10::DeviceType::CUDA) return (decomposed ? cuda::decomposed_needs : cuda::workspace_needs)(problem);
 #endif
   TORCH_CHECK(device == c10::DeviceType::CPU, kNoCudaKernels, ".");
-  return cpu::workspace_needs(problem);
+  return (decomposed ? cpu::decomposed_needs : cpu::workspace_needs)(problem);
 }
 
 void check_not_broken(GroupState const& state, char const* op) {
@@ -163,29 +169,37 @@ Call begin_call(Arguments const& args) {
                             args.x.device().type(), args.strategy};
   auto const known = state.plans.find(signature);
   call.plan = known != state.plans.end() ? known->second : make_plan(state, call.site, args, signature);
-  TORCH_CHECK_NOT_IMPLEMENTED(!call.plan->choice.refused, call.site.op, ": strategy 'fused' can't run ",
-                              describe(args, call.problem()), ": ", call.plan->choice.reason, ".");
-  if (call.strategy() == Strategy::kFused) ensure_workspace(call, args.x.device());
+  TORCH_CHECK_NOT_IMPLEMENTED(!call.plan->choice.refused, call.site.op, ": strategy '", strategy_name(call.strategy()),
+                              "' can't run ", describe(args, call.problem()), ": ", call.plan->choice.reason, ".");
+  if (needs_workspace(call.strategy())) ensure_workspace(call, args.x.device());
   std::lock_guard<std::mutex> const lock(last_mutex);
   last_plan = call.plan;
   return call;
 }
 
-void run_fused(Call& call, Arguments const& args, at::Tensor const& y, at::Tensor const* gathered) {
+void run_overlapped(Call& call, Arguments const& args, at::Tensor const& y, at::Tensor const* gathered) {
   c10::OptionalDeviceGuard const device_guard(args.x.device());
   PreparedOperands const prepared = prepare_operands(args, call.problem(), y, gathered);
   DeviceState& on_device = call.state->on(args.x.device().type());
-  CallInfo const info{++on_device.epoch, digest_of(call.problem(), args.has_bias(), call.site.call_idx),
+  CallInfo const info{++on_device.epoch,
+                      digest_of(call.problem(), call.strategy(), args.has_bias(), call.site.call_idx),
                       settings().timeout_seconds};
+  bool const gathers = args.op == Op::kAgGemm, decomposed = call.strategy() == Strategy::kDecomposed;
   try {
 #if defined(FLUX_WITH_CUDA)
     if (args.x.is_cuda()) {
-      auto const run = args.op == Op::kAgGemm ? cuda::ag_gemm : cuda::gemm_rs;
-      run(call.problem(), *call.plan->launch, prepared.operands, *on_device.cuda, info);
+      if (decomposed) {
+        auto const run = gathers ? cuda::ag_gemm_decomposed : cuda::gemm_rs_decomposed;
+        run(call.problem(), prepared.operands, *on_device.cuda, info);
+      } else {
+        auto const run = gathers ? cuda::ag_gemm : cuda::gemm_rs;
+        run(call.problem(), *call.plan->launch, prepared.operands, *on_device.cuda, info);
+      }
       return;
     }
 #endif
-    auto const run = args.op == Op::kAgGemm ? cpu::ag_gemm : cpu::gemm_rs;
+    auto const run = decomposed ? (gathers ? cpu::ag_gemm_decomposed : cpu::gemm_rs_decomposed)
+                                : (gathers ? cpu::ag_gemm : cpu::gemm_rs);
     run(call.problem(), prepared.operands, *on_device.view, info);
   } catch (c10::DistBackendError const& e) {
     call.state->broken = e.what_without_backtrace();

@@ -9,8 +9,8 @@
 
 namespace flux {
 
-// A call whose arguments are right, that all ranks make alike, and whose strategy is chosen. Where the strategy is
-// fused the workspace is large enough.
+// A call whose arguments are right, that all ranks make alike, and whose strategy is chosen. Where the strategy needs
+// a workspace it is large enough.
 struct Call {
   std::shared_ptr<GroupState> state;
   CallSite site;
@@ -21,8 +21,8 @@ struct Call {
 };
 Call begin_call(Arguments const& args);
 
-// Runs the fused strategy on the device of x. A peer that does not arrive breaks the group.
-void run_fused(Call& call, Arguments const& args, at::Tensor const& y, at::Tensor const* gathered);
+// Runs the strategy, one that needs a workspace, on the device of x. A peer that does not arrive breaks the group.
+void run_overlapped(Call& call, Arguments const& args, at::Tensor const& y, at::Tensor const* gathered);
 
 // Run the sequential strategy; `gathered` becomes the gathered x.
 at::Tensor run_sequential_ag_gemm(Call const& call, Arguments const& args, at::Tensor& gathered);
@@ -37,6 +37,6 @@ void check_not_broken(GroupState const& state, char const* op);
 // What the last call on any group ran; null before the first.
 std::shared_ptr<Plan const> last_dispatch();
 
-WorkspaceNeeds workspace_needs(Problem const& problem, c10::DeviceType device);
+WorkspaceNeeds workspace_needs(Problem const& problem, Strategy strategy, c10::DeviceType device);
 
 }  // namespace flux

@@ -14,7 +14,7 @@ at::Tensor gemm_rs(at::Tensor const& x, at::Tensor const& weight, std::optional<
   if (call.strategy() == Strategy::kLocal) return run_local(call, args);
   if (call.strategy() == Strategy::kSequential) return run_sequential_gemm_rs(call, args);
   at::Tensor y = at::empty(result_shape(args, call.problem()), x.options());
-  run_fused(call, args, y, /*gathered=*/nullptr);
+  run_overlapped(call, args, y, /*gathered=*/nullptr);
   return y;
 }
 

@@ -41,7 +41,7 @@ struct Plan {
 #endif
 };
 
-// Symmetric memory of the group on one kind of device. Epochs count the fused calls on this memory.
+// Symmetric memory of the group on one kind of device. Epochs count the calls that use this memory.
 struct DeviceState {
   bool connection_known = false;
   std::string why_not_connected;

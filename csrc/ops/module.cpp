@@ -10,6 +10,7 @@
 #include "cuda/alone.hpp"
 #endif
 #include "ops/data_type.hpp"
+#include "ops/decomposed.hpp"
 #include "ops/dispatch.hpp"
 #include "ops/python_hooks.hpp"
 
@@ -107,9 +108,13 @@ void add_module_functions(py::module_& m) {
   m.def("workspace_needs", [](std::string const& op, std::string const& device_type, int world, int64_t rows, int64_t n,
                               int64_t k, std::string const& dtype) {
     Problem const problem{make_op(op), 0, world, rows, n, k, make_dtype(dtype), /*weight_transposed=*/false};
-    WorkspaceNeeds const needs = workspace_needs(problem, make_device(device_type, 0).type());
+    // The decomposed strategy needs no more than the fused one, whose tiles are padded.
+    WorkspaceNeeds const needs = workspace_needs(problem, Strategy::kFused, make_device(device_type, 0).type());
     return py::make_tuple(needs.region_bytes, needs.send_bytes);
   });
+  m.def(
+      "decomposed_candidates", [](std::string const& op) { return decomposed_candidates(make_op(op)); },
+      "Configurations of the decomposed strategy that are worth a measurement: \"decomposed:\" + name runs one.");
 
 #if defined(FLUX_WITH_CUDA)
   // The fused kernel of `config` on one GPU, without communication, as rank `rank` of `world` would run it.

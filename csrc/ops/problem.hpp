@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "ops/choose.hpp"
 #include "schedule/workspace_layout.hpp"
 
 namespace flux {
@@ -26,7 +27,7 @@ struct Problem {
   int64_t k;     // length of this rank's contraction
   DataType dtype;
   bool weight_transposed;   // false: weight is [n, k] with unit stride along k; true: with unit stride along n
-  std::string config = {};  // name of a configuration of the backend; empty: the backend chooses
+  std::string config = {};  // name of a configuration of the strategy; empty: the backend chooses
 };
 
 // Device or host addresses of one call. x and y are contiguous; all are aligned to 16 bytes.
@@ -39,9 +40,9 @@ struct Operands {
   void* gathered;  // [world * rows, k] that ag_gemm fills on request, or null
 };
 
-// The number of a fused call, and what its ranks must have in common besides.
+// The number of a call that exchanges data through the workspace, and what its ranks must have in common besides.
 struct CallInfo {
-  Epoch epoch;      // counts the fused calls on this workspace, this one included
+  Epoch epoch;      // counts such calls on this workspace, this one included
   uint64_t digest;  // digest_of
   double timeout_seconds;
 };
@@ -49,14 +50,15 @@ struct CallInfo {
 // Tells calls apart that have one epoch but are not one call. `call_idx` counts all calls on the group, also those that
 // were refused or ran otherwise: a rank that alone has refused a call is out of step from there on. It is added last,
 // so that nearby calls of one problem differ for sure, in the lowest bits too.
-inline uint64_t digest_of(Problem const& problem, bool has_bias, int64_t call_idx) {
+inline uint64_t digest_of(Problem const& problem, Strategy strategy, bool has_bias, int64_t call_idx) {
   uint64_t digest = 14695981039346656037ull;
   auto const mix = [&digest](uint64_t value) {
     digest = (digest ^ value) * 1099511628211ull;
     digest ^= digest >> 31;
   };
-  for (int64_t const value : {int64_t{static_cast<int>(problem.op)}, int64_t{problem.world}, problem.rows, problem.n,
-                              problem.k, int64_t{static_cast<int>(problem.dtype)}, int64_t{has_bias}}) {
+  for (int64_t const value :
+       {int64_t{static_cast<int>(problem.op)}, int64_t{static_cast<int>(strategy)}, int64_t{problem.world},
+        problem.rows, problem.n, problem.k, int64_t{static_cast<int>(problem.dtype)}, int64_t{has_bias}}) {
     mix(static_cast<uint64_t>(value));
   }
   for (char const c : problem.config) mix(static_cast<unsigned char>(c));

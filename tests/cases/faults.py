@@ -25,41 +25,41 @@ def case_of(ctx, op, seed=0):
     return Case(op, rows, n, k, seed=seed)
 
 
-def call_and_sync(ctx, operands):
+def call_and_sync(ctx, operands, strategy="fused"):
     """On a GPU a wait that ran out ends the kernel: the synchronisation fails, and the next call says why."""
-    y = call(operands)
+    y = call(operands, strategy=strategy)
     try:
         ctx.sync()
     except RuntimeError:
-        call(operands)
+        call(operands, strategy=strategy)
         raise
     return y
 
 
-def calls_until_error(ctx, op, count=4):
+def calls_until_error(ctx, op, count=4, strategy="fused"):
     for seed in range(count):
-        call_and_sync(ctx, make(ctx, case_of(ctx, op, seed)))
+        call_and_sync(ctx, make(ctx, case_of(ctx, op, seed)), strategy)
 
 
-def good_call(ctx, op):
+def good_call(ctx, op, strategy="fused"):
     operands = make(ctx, case_of(ctx, op, 99))
-    y = call(operands)
+    y = call(operands, strategy=strategy)
     assert_same(y, operands.expected().to(BF16), rank=ctx.rank)
 
 
-def late(ctx, op, seconds, culprit):
+def late(ctx, op, seconds, culprit, strategy="fused"):
     """The culprit comes `seconds` late to its second call."""
-    good_call(ctx, op)
+    good_call(ctx, op, strategy)
     if ctx.rank == culprit:
         time.sleep(seconds)
     operands = make(ctx, case_of(ctx, op, 5))
-    y = call_and_sync(ctx, operands)
-    calls_until_error(ctx, op, 1)
+    y = call_and_sync(ctx, operands, strategy)
+    calls_until_error(ctx, op, 1, strategy)
     assert_same(y, operands.expected().to(BF16), rank=ctx.rank)
 
 
-def dead(ctx, op, culprit, how):
-    good_call(ctx, op)
+def dead(ctx, op, culprit, how, strategy="fused"):
+    good_call(ctx, op, strategy)
     if ctx.rank == culprit:
         if how == "killed before the call":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -69,7 +69,7 @@ def dead(ctx, op, culprit, how):
             raise KeyError("planted")
     elif how == "killed in a call":
         time.sleep(1.0)
-    calls_until_error(ctx, op)
+    calls_until_error(ctx, op, strategy=strategy)
 
 
 def other_op(ctx, op, culprit):

@@ -39,15 +39,15 @@ def capture(fn, pool=None):
     return graph, result
 
 
-def replays(ctx, op, slow_s):
+def replays(ctx, op, slow_s, strategy="fused"):
     """One graph, new data in its static inputs before each replay; eager calls of other shapes in between."""
     findings = Findings()
     group = prepared_group(ctx)
     for rows, n, k in ((8, 256, 512), (MAX_M // ctx.world // 8 * 8, 1024, MAX_K), (200, 520, 1032)):
         case = Case(op, rows, n, k, bias=True)
         static = make(ctx, case, group)
-        call(static, group=group)
-        graph, y = capture(lambda static=static: call(static, group=group))
+        call(static, group=group, strategy=strategy)
+        graph, y = capture(lambda static=static: call(static, group=group, strategy=strategy))
         outputs = []
         for turn in range(12):
             fresh = make(ctx, Case(op, rows, n, k, bias=True, seed=turn), group)
@@ -69,8 +69,11 @@ def replays(ctx, op, slow_s):
     return findings.finish()
 
 
-def back_to_back(ctx, replays_, slow_s):
-    """A graph of a small stack of layers, replayed without a pause while one rank in turn is late."""
+def back_to_back(ctx, replays_, slow_s, strategies=("fused",)):
+    """A graph of a small stack of layers, replayed without a pause while one rank in turn is late.
+
+    The layers take the strategies in turn.
+    """
     findings = Findings()
     group = prepared_group(ctx)
     rows, hidden, inner = 256, 1024, 512
@@ -78,15 +81,16 @@ def back_to_back(ctx, replays_, slow_s):
     up = make(ctx, Case("ag_gemm", rows, inner, hidden, seed=1), group).weight
     down = make(ctx, Case("gemm_rs", rows, hidden, inner, seed=2), group).weight
 
-    def layers(strategy):
+    def layers(*strategies):
         h = x
-        for _ in range(3):
+        for i in range(3):
+            strategy = strategies[i % len(strategies)]
             h = F.relu(flux_ops.ag_gemm(h, up, group=group, strategy=strategy)).clamp(max=1)
             h = flux_ops.gemm_rs(h, down, group=group, strategy=strategy).clamp(-1, 1)
         return h
 
-    layers("fused")
-    graph, y = capture(lambda: layers("fused"))
+    layers(*strategies)
+    graph, y = capture(lambda: layers(*strategies))
     outputs = []
     for turn in range(replays_):
         x.copy_(make(ctx, Case("ag_gemm", rows, inner, hidden, seed=turn), group).x)
@@ -201,3 +205,28 @@ class GraphCases:
         for messages in ranks.run(capture_unprepared, op):
             for message in messages:
                 assert "prepare" in message, message
+
+
+CONFIGURATIONS = (
+    ("ag_gemm", "decomposed"),
+    ("ag_gemm", "decomposed:uniform-fused-1d/c2"),
+    ("ag_gemm", "decomposed:hetero-fused-1d/c2"),
+    ("ag_gemm", "decomposed:hetero-unfused-1d/c4"),
+    ("ag_gemm", "decomposed:uniform-fused-2d/c2"),
+    ("ag_gemm", "decomposed:uniform-fused-2d/c4"),
+    ("gemm_rs", "decomposed"),
+    ("gemm_rs", "decomposed:chunks/c1"),
+    ("gemm_rs", "decomposed:chunks/c4"),
+)
+
+
+class DecomposedGraphCases:
+    slow_s = 0.004
+
+    @pytest.mark.parametrize("op, strategy", CONFIGURATIONS)
+    def test_replay_with_a_slow_rank(self, ranks, op, strategy, record_property):
+        record_property("cells", ranks.run(replays, op, self.slow_s, strategy)[0])
+
+    @pytest.mark.parametrize("strategies", (("decomposed",), ("fused", "decomposed")), ids=("alone", "mixed"))
+    def test_layers_back_to_back(self, ranks, strategies, record_property):
+        record_property("cells", ranks.run(back_to_back, 60, self.slow_s, strategies)[0])

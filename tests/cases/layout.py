@@ -96,7 +96,7 @@ def _as_tuple(result):
 
 
 class LayoutCases:
-    @pytest.mark.parametrize("strategy", ("fused", "sequential"))
+    @pytest.mark.parametrize("strategy", ("fused", "decomposed", "sequential"))
     @pytest.mark.parametrize("op", OPS)
     def test_strided_operands(self, ranks, op, strategy, record_property):
         record_property("cells", ranks.run(strided, op, strategy)[0])

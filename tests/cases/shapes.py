@@ -128,7 +128,7 @@ def leading_dims(ctx, op):
         x = operands.x.view(first, *shape[1:], case.k)
         result_first = shape[0] * ctx.world if op == "ag_gemm" else shape[0]
         want = operands.expected().to(case.dtype).view(result_first, *shape[1:], case.n)
-        for strategy in ("fused", "sequential"):
+        for strategy in ("fused", "decomposed", "sequential"):
             y = getattr(flux_ops, op)(x, operands.weight, strategy=strategy)
             findings.add(f"{op} {strategy} {tuple(x.shape)}", first_difference(y, want, rank=ctx.rank))
             if op == "ag_gemm":
@@ -166,7 +166,7 @@ def decode_sizes(ctx, op):
 def unaligned_rows(ctx, op):
     """x whose first element is only 2-byte aligned."""
     findings = Findings()
-    for strategy in ("auto", "fused"):
+    for strategy in ("auto", "fused", "decomposed"):
         case = Case(op, 40, 72, 64, seed=5)
         operands = make(ctx, case)
         buffer = torch.empty(operands.x.numel() + 1, dtype=case.dtype, device=ctx.device)

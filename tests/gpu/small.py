@@ -16,6 +16,7 @@ import torch
 
 from benchmarks import launch
 from tests.cases.base import OPS, Case, check
+from tests.cases.decomposed import strategies
 from tests.harness.ranks import Context
 
 SIZES = ((8, 128, 128), (130, 264, 200), (257, 512, 136))
@@ -29,11 +30,12 @@ def run(place):
         for rows, n, k in SIZES:
             for bias in (False, True):
                 for layout in ("nk", "kn"):
-                    case = Case(op, rows, n, k, bias=bias, layout=layout, seed=cells)
-                    problem = check(ctx, case)
-                    cells += 1
-                    if problem:
-                        problems.append(f"{case}: {problem}")
+                    for strategy in ("fused", *(s for s in strategies(op) if s.endswith(("/c2", "/c3", "/c16")))):
+                        case = Case(op, rows, n, k, bias=bias, layout=layout, seed=cells)
+                        problem = check(ctx, case, strategy=strategy)
+                        cells += 1
+                        if problem:
+                            problems.append(f"{strategy} {case}: {problem}")
     torch.cuda.synchronize()
     problems = [one for of_rank in place.everyone(problems) for one in of_rank]
     place.say("\n".join([*problems, f"{cells} cases on {place.world} GPUs, {len(problems)} wrong"]))

@@ -22,6 +22,9 @@
 //     `push` waits until the count is the number of tiles of the piece, copies the piece, raises its signal and sets
 //     the count back to 0. The own chunk comes last: each tile reads the partials of every peer.
 //     The direct form (CPU backend) has no `push`: `gemm` writes the tiles of a piece to their owner, then the signal.
+//     The decomposed strategy makes the same calls: a tile is a library GEMM, the count is an event of the stream,
+//     which needs no reset, and the own chunk's one tile is the reduction. Its ag_gemm is 6 with any order of the
+//     pieces.
 //
 // DEVICE-COUNTED CALLS (a CUDA graph has its addresses baked in, and is replayed in any order and any number of times)
 //

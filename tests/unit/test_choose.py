@@ -8,8 +8,8 @@ _choose = getattr(extension.module, "choose_strategy", None)
 pytestmark = pytest.mark.skipif(_choose is None, reason=f"no compiled part: {extension.why_not_loaded}")
 
 
-def choose(asked, why_local, why_not_fused, why_fused_is_slower=""):
-    return _choose(asked, why_local, why_not_fused, why_fused_is_slower)
+def choose(asked, why_local, why_not, why_fused_is_slower=""):
+    return _choose(asked, why_local, why_not, why_fused_is_slower)
 
 
 def test_auto_takes_fused_where_it_can_run():
@@ -30,9 +30,12 @@ def test_auto_takes_the_faster_without_a_warning():
     assert choose("fused", "", "", "few rows") == ("fused", "asked for", False, False)
 
 
-def test_fused_that_cannot_run_is_refused():
-    _, reason, refused, fell_back = choose("fused", "", "there is no link")
-    assert (reason, refused, fell_back) == ("there is no link", True, False)
+@pytest.mark.parametrize("asked", ("fused", "fused:c128x256_2x1/n2/p2", "decomposed", "decomposed:chunks/c2"))
+def test_what_is_asked_for_by_name_runs_or_is_refused(asked):
+    name = asked.partition(":")[0]
+    assert choose(asked, "", "") == (name, "asked for", False, False)
+    assert choose(asked, "", "", "few rows") == (name, "asked for", False, False)
+    assert choose(asked, "", "there is no link") == (name, "there is no link", True, False)
 
 
 @pytest.mark.parametrize("why_not", ("", "there is no link"))
@@ -40,7 +43,16 @@ def test_sequential_runs_when_asked_for(why_not):
     assert choose("sequential", "", why_not) == ("sequential", "asked for", False, False)
 
 
-@pytest.mark.parametrize("asked", ("auto", "fused", "sequential"))
+@pytest.mark.parametrize("asked", ("auto", "fused", "decomposed", "sequential"))
 def test_nothing_to_communicate_comes_first(asked):
     strategy, reason, refused, _ = choose(asked, "the group has one rank", "there is no link")
     assert (strategy, reason, refused) == ("local", "the group has one rank", False)
+
+
+@pytest.mark.parametrize("op, count", (("ag_gemm", 10), ("gemm_rs", 3)))
+def test_candidates_of_decomposed_are_named(op, count):
+    names = extension.module.decomposed_candidates(op)
+    assert len(set(names)) == len(names) == count
+    assert all("/c" in name for name in names)
+    with pytest.raises(ValueError, match="ag_gemm"):
+        extension.module.decomposed_candidates("warp9")

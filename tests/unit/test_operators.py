@@ -24,7 +24,7 @@ def operands(shape=(6, 8), n=5, dtype=torch.float32, requires_grad=False, device
 @pytest.mark.parametrize("shape", ((6, 8), (4, 3, 8), (2, 3, 2, 8)))
 def test_one_rank_is_a_linear_layer(one_rank, dtype, shape):
     x, w, b = operands(shape, dtype=dtype)
-    for bias, strategy in itertools.product((None, b), ("auto", "fused", "sequential")):
+    for bias, strategy in itertools.product((None, b), ("auto", "fused", "decomposed", "sequential")):
         y, gathered = flux_ops.ag_gemm(x, w, bias, return_gathered=True, strategy=strategy)
         assert torch.equal(y, F.linear(x, w, bias))
         assert torch.equal(gathered, x)

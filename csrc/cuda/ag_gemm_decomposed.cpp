@@ -1,0 +1,103 @@
+// ag_gemm on CUDA, decomposed: the copy engine pushes this rank's shard to its peers, chunk by chunk, while cuBLAS
+// computes the products of the schedule. A one-warp kernel before each product waits for the chunks that it needs. See
+// csrc/schedule/chunk_schedule.hpp.
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <vector>
+
+#include "comm/arrivals.hpp"
+#include "cuda/library_gemm.hpp"
+#include "cuda/workspace.hpp"
+#include "ops/backend.hpp"
+#include "ops/decomposed.hpp"
+
+namespace flux::cuda {
+
+void ag_gemm_decomposed(Problem const& p, Operands const& operands, Workspace& workspace, CallInfo const& info) {
+  at::AutoDispatchBelowADInplaceOrView const no_autograd;
+  cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
+  WorkspaceView const& view = workspace.view();
+  AgSchedule const schedule = ag_schedule_of(p);
+  bool const along_k = is_along_k(schedule.kind);
+
+  LibraryGemm const gemm(p, operands);
+  auto* const y = static_cast<std::byte*>(operands.y);
+  at::Tensor const result = gemm.matrix(y, p.world * p.rows, p.n, p.n);
+  bool const wide_sums = along_k && !sums_in_result(p.dtype, schedule.pieces.count());
+  at::Tensor const sums = wide_sums ? at::empty(result.sizes(), result.options().dtype(at::kFloat)) : result;
+  Call call(workspace, p, info, stream);
+
+  int64_t const size = element_size(p.dtype);
+  int64_t const row_bytes = p.k * size;
+  auto const* const shard = static_cast<std::byte const*>(operands.x);
+  std::byte* const region = view.region(p.rank, call.parity());
+  TORCH_INTERNAL_ASSERT(view.layout.region_bytes >= ag_region_bytes(p.world, p.rows, p.k, size));
+  auto const offset_of = [&](int source) { return ag_shard_offset(source, p.rows, p.k, size); };
+  auto const begin_of = [&](Block const& block) { return block.row * row_bytes + block.k * size; };
+  auto const copy_shard = [&](void* to, void const* from) {
+    check(cudaMemcpyAsync(to, from, ag_shard_bytes(p.rows, p.k, size), cudaMemcpyDeviceToDevice, stream),
+          "copying a shard on this GPU");
+  };
+
+  auto const push = [&](AgPush const& one) {
+    Block const block = schedule.block(one.piece);
+    std::byte* const to = view.region(one.peer, call.parity()) + offset_of(p.rank) + begin_of(block);
+    std::byte const* const from = shard + begin_of(block);
+    Epoch* const signal = call.arrived(one.peer, p.rank) + one.piece;
+    if (block.ks == p.k) {
+      call.push(to, from, block.rows * row_bytes, signal);
+    } else {
+      call.push_rows(to, from, row_bytes, block.ks * size, block.rows, signal);
+    }
+  };
+
+  auto const compute = [&](AgProduct const& one, int step) {
+    Block const& block = one.block;
+    if (one.piece >= 0) {
+      Arrivals const needed{one.first_source, one.num_sources, one.piece, 1, step};
+      check(stream_wait_arrivals(stream, call.wait(), call.arrived(p.rank, 0), needed), "waiting for chunks");
+    }
+    std::byte const* const x = (one.piece >= 0 ? region + offset_of(one.first_source) : shard) + begin_of(block);
+    int64_t const row = one.first_source * p.rows + block.row;
+    if (along_k) {
+      gemm.add_product(sums, gemm.matrix(x, p.world * p.rows, block.ks, p.k), block.k);
+    } else if (one.num_sources == 1 || block.rows == p.rows) {  // rows without a gap
+      int64_t const rows = one.num_sources * block.rows;
+      gemm.product(result.narrow(0, row, rows), gemm.matrix(x, rows, p.k, p.k), /*with_bias=*/true);
+    } else {
+      at::Tensor const out = gemm.batch(y + row * p.n * size, one.num_sources, p.rows * p.n, block.rows, p.n, p.n);
+      gemm.batched_product(out, gemm.batch(x, one.num_sources, p.rows * p.k, block.rows, p.k, p.k));
+    }
+  };
+
+  std::vector<AgPush> const pushes = schedule.pushes();
+  std::vector<AgProduct> const products = schedule.products();
+  call.fork();
+  push(pushes.front());
+  // Before the first wait, while the chunks are on their way: the product of the own shard, or its way to where the
+  // uniform products take their operand.
+  int step = 0;
+  if (is_uniform(schedule.kind)) {
+    copy_shard(region + offset_of(p.rank), shard);
+  } else {
+    compute(products[step], step);
+    ++step;
+  }
+  for (size_t i = 1; i < pushes.size(); ++i) push(pushes[i]);
+  for (; step < static_cast<int>(products.size()); ++step) compute(products[step], step);
+  if (wide_sums) gemm.finish(result, sums);
+  call.join();
+
+  if (operands.gathered != nullptr) {  // every shard has arrived when the last product is done
+    auto* gathered = static_cast<std::byte*>(operands.gathered);
+    for (int source = 0; source < p.world; ++source) {
+      copy_shard(gathered + offset_of(source), source == p.rank ? shard : region + offset_of(source));
+    }
+  }
+}
+
+}  // namespace flux::cuda

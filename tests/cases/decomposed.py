@@ -1,0 +1,294 @@
+"""The decomposed strategy: every configuration, on exact data, beside the other strategies on one group."""
+
+import random
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import flux_ops
+from flux_ops import extension
+from tests.cases.base import BF16, FP16, FP32, FP64, OPS, Case, call, check, check_or_refusal, make, refused
+from tests.cases.faults import SLACK_S, call_and_sync, case_of, dead, expect_timeouts, late
+from tests.cases.numerics import accuracy, adds_in_rank_order, reduces_in_fp32, repeats_bitwise, specials
+from tests.cases.reuse import sequence_of
+from tests.harness.compare import Findings, first_difference
+
+DTYPES = (BF16, FP16, FP32, FP64)
+GRAINY = {"ag_gemm": ("hetero-unfused-1d/c3", "uniform-fused-2d/c16"), "gemm_rs": ("chunks/c3", "chunks/c16")}
+
+
+def strategies(op):
+    """ "decomposed" and every configuration by name, with some that cut finer than is worth a try."""
+    names = (*extension.module.decomposed_candidates(op), *GRAINY[op])
+    return ["decomposed", *(f"decomposed:{name}" for name in names)]
+
+
+def every_configuration(ctx, op):
+    """Ragged rows, one row, odd N and K, large enough for several tiles a chunk."""
+    findings = Findings()
+    sizes = [(1, 7, 3), (2, 24, 64), (7, 72, 40), (129, 264, 136), (300, 20, 600)]
+    if ctx.is_cuda:
+        sizes += [(1000, 2056, 2744), (2047, 1400, 4096), (1024, 513, 1031)]
+    rng = random.Random(4)
+    for rows, n, k in sizes:
+        for strategy in strategies(op):
+            options = {"dtype": rng.choice(DTYPES), "layout": rng.choice(("nk", "kn")), "bias": rng.random() < 0.5}
+            case = Case(op, rows, n, k, seed=rows + n, **options)
+            findings.add(f"{strategy} {case}", check(ctx, case, strategy=strategy))
+    return findings.finish()
+
+
+def dtypes_and_bias(ctx, op):
+    findings = Findings()
+    for dtype in DTYPES:
+        for bias in (False, True):
+            for layout in ("nk", "kn"):
+                for strategy in strategies(op):
+                    case = Case(op, 96, 136, 264, dtype=dtype, bias=bias, layout=layout, seed=3)
+                    findings.add(f"{strategy} {case}", check(ctx, case, strategy=strategy))
+    return findings.finish()
+
+
+def rank_codes(ctx, op):
+    findings = Findings()
+    for rows in (1, 8, 200):
+        for strategy in strategies(op):
+            case = Case(op, rows, 72, 64, data="rankcode")
+            findings.add(f"{strategy} {case}", check(ctx, case, strategy=strategy))
+    return findings.finish()
+
+
+def gathered(ctx):
+    findings = Findings()
+    for strategy in strategies("ag_gemm"):
+        for rows, bias in ((8, False), (72, True), (256, False)):
+            case = Case("ag_gemm", rows, 80, 264, bias=bias, seed=rows)
+            operands = make(ctx, case)
+            y, whole = call(operands, strategy=strategy, return_gathered=True)
+            want = operands.expected().to(case.dtype)
+            findings.add(f"{strategy} y {case}", first_difference(y, want, rank=ctx.rank, rows_per_chunk=rows))
+            difference = first_difference(whole, operands.gathered(), rank=ctx.rank, rows_per_chunk=rows)
+            findings.add(f"{strategy} gathered {case}", difference)
+    return findings.finish()
+
+
+def empty(ctx, op):
+    findings = Findings()
+    for rows, n, k in ((0, 64, 64), (16, 0, 64), (16, 64, 0), (0, 0, 64)):
+        for bias in (False, True):
+            case = Case(op, rows, n, k, bias=bias)
+            findings.add(f"{case}", check_or_refusal(ctx, case, strategy="decomposed")[0])
+    findings.add("a usual call afterwards", check(ctx, Case(op, 32, 64, 64), strategy="decomposed"))
+    return findings.finish()
+
+
+def poisoned_workspace(ctx, op):
+    """NaN in every byte that peers write: a chunk read before it has come would show."""
+    findings = Findings()
+    much = (1024, 64, 1024) if op == "ag_gemm" else (1024, 1024, 64)
+    if ctx.is_cuda:
+        much = tuple(4 * size for size in much)
+    flux_ops.prepare(op=op, max_m=much[0] * ctx.world, n=max(much[1], 264), k=max(much[2], 264), dtype=BF16)
+    workspace = flux_ops.ops._hooks.workspace(dist.group.WORLD.group_name, ctx.device.type)
+    for rows, n, k in ((129, 264, 136), much):
+        for turn, strategy in enumerate(strategies(op)):
+            case = Case(op, rows, n, k, seed=rows + turn)
+            ctx.sync()
+            dist.barrier()
+            workspace.poison()
+            ctx.sync()
+            dist.barrier()
+            findings.add(f"{strategy} {case}", check(ctx, case, strategy=strategy))
+    return findings.finish()
+
+
+def mixed(ctx, rounds, slow_s):
+    """Calls of all strategies on one workspace, shapes changing, a rank in turn late; checked at the end."""
+    rng = random.Random(9)
+    results = []
+    for turn, case in enumerate(sequence_of(ctx, rounds, seed=6)):
+        strategy = rng.choice(("fused", "sequential", *strategies(case.op)))
+        slow = turn % 5 == 0 and turn // 5 % ctx.world == ctx.rank
+        operands = make(ctx, case)
+        if slow and turn % 2:
+            ctx.stall(slow_s)
+        results.append((strategy, case, call(operands, strategy=strategy)))
+        if slow and not turn % 2:
+            ctx.stall(slow_s)
+    findings = Findings()
+    for strategy, case, y in results:
+        want = make(ctx, case).expected().to(case.dtype)
+        difference = first_difference(y, want, rank=ctx.rank, rows_per_chunk=case.rows)
+        findings.add(f"{strategy} {case}", difference)
+    return findings.finish()
+
+
+def constant_lag(ctx, op, laggard, slow_s):
+    findings = Findings()
+    results = []
+    for turn, strategy in enumerate(2 * strategies(op)):
+        case = Case(op, 64, 128, 128, seed=turn)
+        operands = make(ctx, case)
+        if ctx.rank == laggard:
+            ctx.stall(slow_s)
+        results.append((strategy, case, call(operands, strategy=strategy)))
+    for strategy, case, y in results:
+        want = make(ctx, case).expected().to(BF16)
+        findings.add(f"{strategy} {case}", first_difference(y, want, rank=ctx.rank, rows_per_chunk=64))
+    return findings.finish()
+
+
+def workspace_grows(ctx, op):
+    """On a group of its own, without prepare: small, large, small."""
+    findings = Findings()
+    group = dist.new_group(list(range(ctx.world)))
+    for rows in (8, 512, 8, 1500, 33):
+        case = Case(op, rows, 264, 200, seed=rows)
+        findings.add(case, check(ctx, case, strategy="decomposed", group=group))
+    ctx.sync()
+    dist.barrier()
+    flux_ops.destroy(group)
+    return findings.finish()
+
+
+def record_and_refusals(ctx, op):
+    """last_dispatch() names the configuration; what can't run is refused with the reason, and costs nothing."""
+    operands = make(ctx, Case(op, 40, 72, 64))
+    for strategy in strategies(op):
+        call(operands, strategy=strategy)
+        record = flux_ops.last_dispatch()
+        assert (record.op, record.strategy, record.reason) == (op, "decomposed", "asked for"), record
+        assert strategy in ("decomposed", f"decomposed:{record.config}"), record
+    others = strategies(OPS[1 - OPS.index(op)])[1]
+    for strategy, words in (("decomposed:warp9", ["warp9", "/c"]), (others, [others.partition(":")[2]])):
+        kind, message = refused(ctx, lambda s=strategy: call(operands, strategy=s))
+        assert kind == "NotImplementedError", (kind, message)
+        assert all(word in message for word in (op, "'decomposed'", *words)), message
+    kind, message = refused(ctx, lambda: call(operands, strategy="decomposed:"))
+    assert kind == "ValueError", (kind, message)
+    assert "'decomposed'" in message
+    assert check(ctx, Case(op, 16, 72, 64, seed=1), strategy="decomposed") is None
+
+
+def backward(ctx, op):
+    case = Case(op, 16, 64, 64, dtype=BF16 if ctx.is_cuda else FP32, bias=True)
+    grads = []
+    for strategy in ("decomposed", "sequential"):
+        operands = make(ctx, case)
+        leaves = [t.detach().requires_grad_() for t in (operands.x, operands.weight, operands.bias)]
+        y = getattr(flux_ops, op)(*leaves, strategy=strategy)
+        (y * torch.arange(case.n, device=ctx.device).remainder(3).to(case.dtype)).sum().backward()
+        grads.append([leaf.grad for leaf in leaves])
+    for ours, plain in zip(*grads, strict=True):
+        problem = first_difference(ours, plain, rank=ctx.rank)
+        assert problem is None, problem
+
+
+def opcheck(ctx, op):
+    operands = make(ctx, Case(op, 16, 64, 64, dtype=BF16 if ctx.is_cuda else FP32, bias=True))
+    tensors = [operands.x.requires_grad_(), operands.weight.requires_grad_(), operands.bias]
+    name = dist.group.WORLD.group_name
+    rest = (name, True, "decomposed") if op == "ag_gemm" else (name, "decomposed")
+    torch.library.opcheck(getattr(torch.ops.flux, op).default, (*tensors, *rest))
+
+
+def unlike_strategies(ctx, op, theirs, culprit):
+    """The culprit runs another strategy, or configuration, of a call that all have made before."""
+    operands = make(ctx, case_of(ctx, op))
+    for strategy in ("decomposed", theirs):
+        call(operands, strategy=strategy)
+    for _ in range(3):
+        call_and_sync(ctx, operands, theirs if ctx.rank == culprit else "decomposed")
+
+
+class DecomposedCases:
+    rounds = 300
+    slow_s = 0.004
+    timeout_s = 2
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_every_configuration(self, ranks, op, record_property):
+        record_property("cells", ranks.run(every_configuration, op)[0])
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_dtypes_bias_layouts(self, ranks, op, record_property):
+        record_property("cells", ranks.run(dtypes_and_bias, op)[0])
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_rank_codes(self, ranks, op, record_property):
+        record_property("cells", ranks.run(rank_codes, op)[0])
+
+    def test_gathered_operand(self, ranks, record_property):
+        record_property("cells", ranks.run(gathered)[0])
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_empty_extents(self, ranks, op, record_property):
+        record_property("cells", ranks.run(empty, op)[0])
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_poisoned_workspace(self, ranks, op, record_property):
+        record_property("cells", ranks.run(poisoned_workspace, op)[0])
+
+    def test_all_strategies_on_one_group(self, ranks, record_property):
+        record_property("cells", ranks.run(mixed, self.rounds, self.slow_s)[0])
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_one_rank_always_late(self, ranks, op, record_property):
+        record_property("cells", ranks.run(constant_lag, op, ranks.world - 1, self.slow_s)[0])
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_workspace_grows(self, ranks, op, record_property):
+        record_property("cells", ranks.run(workspace_grows, op)[0])
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_last_dispatch_and_refusals(self, ranks, op):
+        ranks.run(record_and_refusals, op)
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_backward(self, ranks, op):
+        ranks.run(backward, op)
+
+    @pytest.mark.worlds(2)
+    @pytest.mark.parametrize("op", OPS)
+    def test_opcheck(self, ranks, op):
+        ranks.run(opcheck, op)
+
+    @pytest.mark.parametrize("dtype", (BF16, FP16), ids=("bf16", "fp16"))
+    @pytest.mark.parametrize("op", OPS)
+    def test_error_against_fp64(self, ranks, op, dtype, record_property):
+        record_property("cells", ranks.run(accuracy, op, dtype, strategies(op))[0])
+
+    def test_partials_are_added_in_fp32_in_rank_order(self, ranks):
+        ranks.run(reduces_in_fp32, "decomposed")
+        ranks.run(adds_in_rank_order, "decomposed")
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_repeats_bitwise(self, ranks, op):
+        ranks.run(repeats_bitwise, op, "decomposed")
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_nan_and_inf_stay_in_their_rows(self, ranks, op):
+        ranks.run(specials, op, 130, "decomposed")
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_a_peer_too_late_is_named(self, spawn, op):
+        ranks = spawn(2, {"FLUX_TIMEOUT": str(self.timeout_s)})
+        outcomes = ranks.outcomes(late, op, self.timeout_s + 2.5, 1, strategy="decomposed")
+        expect_timeouts(outcomes, op=op, culprit=1, seconds=self.timeout_s + SLACK_S, culprit_too=False)
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_a_peer_that_is_gone_is_named(self, spawn, op):
+        ranks = spawn(2, {"FLUX_TIMEOUT": str(self.timeout_s)})
+        outcomes = ranks.outcomes(dead, op, 1, "raises before the call", strategy="decomposed")
+        expect_timeouts(outcomes, op=op, culprit=1, seconds=self.timeout_s + SLACK_S, culprit_too=False)
+
+    @pytest.mark.parametrize(
+        "op, theirs",
+        (("ag_gemm", "fused"), ("gemm_rs", "fused"), ("ag_gemm", "decomposed:hetero-unfused-1d/c1")),
+    )
+    def test_unlike_strategies(self, spawn, op, theirs):
+        ranks = spawn(2, {"FLUX_TIMEOUT": str(self.timeout_s)})
+        for outcome in ranks.outcomes(unlike_strategies, op, theirs, 1):
+            assert outcome.status == "error", outcome.describe()
+            assert outcome.seconds < self.timeout_s + SLACK_S, outcome.describe()

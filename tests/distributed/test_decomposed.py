@@ -1,0 +1,5 @@
+from tests.cases.decomposed import DecomposedCases
+
+
+class TestDecomposed(DecomposedCases):
+    pass
