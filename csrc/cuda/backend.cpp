@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "cuda/launch.hpp"
+#include "kernels/candidates.hpp"
 #include "ops/backend.hpp"
 
 namespace flux::cuda {
@@ -53,16 +54,23 @@ std::string why_fused_is_slower(Problem const& problem) { return flux::why_fused
 
 std::string config_name(Problem const& problem) { return launch_choice(problem).name(); }
 
+std::vector<std::string> candidates(Problem const& problem) {
+  std::vector<std::string> names;
+  for (LaunchChoice const& choice : launch_candidates(problem)) names.push_back(choice.name());
+  return names;
+}
+
+std::string config_names() {
+  std::string names;
+  for (KernelRow const& row : kKernels) names += (names.empty() ? "" : " ") + std::string(row.config.name);
+  return names;
+}
+
 WorkspaceNeeds workspace_needs(Problem const& problem) {
   if (problem.op == Op::kAgGemm) {
     return {ag_region_bytes(problem.world, problem.rows, problem.k, element_size(problem.dtype)), 0};
   }
-  RsPlan const plan = rs_plan(problem);
-  int64_t const tiles_bytes = rs_region_bytes(problem.world, plan.order.num_tiles(), plan.tile_bytes);
-  // What any configuration that is chosen by itself pads to: so that fewer rows never need more.
-  int64_t const bound =
-      (problem.world - 1) * round_up(problem.rows, 256) * round_up(problem.n, 256) * element_size(problem.dtype);
-  int64_t const bytes = std::max(tiles_bytes, bound);
+  int64_t const bytes = (problem.world - 1) * largest_padded_chunk(problem) * element_size(problem.dtype);
   return {bytes, bytes};
 }
 

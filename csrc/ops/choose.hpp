@@ -50,7 +50,7 @@ inline Choice choose_strategy(std::string_view asked, std::string const& why_loc
     return {Strategy::kSequential, "fused can't run: " + why_not_fused, /*refused=*/false, /*fell_back=*/true};
   }
   if (!why_fused_is_slower.empty()) return {Strategy::kSequential, "faster than fused: " + why_fused_is_slower};
-  return {Strategy::kFused, "the backend can run it"};
+  return {Strategy::kFused, "the model's choice"};
 }
 
 }  // namespace flux

@@ -41,6 +41,13 @@ std::string backend_config_name(Problem const& problem, c10::DeviceType device) 
   return cpu::config_name(problem);
 }
 
+std::vector<std::string> backend_candidates(Problem const& problem, c10::DeviceType device) {
+#if defined(FLUX_WITH_CUDA)
+  if (device == c10::DeviceType::CUDA) return cuda::candidates(problem);
+#endif
+  return cpu::candidates(problem);
+}
+
 // Why a call needs no communication, or empty.
 std::string why_local(Problem const& problem, bool return_gathered) {
   if (problem.world == 1) return "the group has one rank";
@@ -49,15 +56,32 @@ std::string why_local(Problem const& problem, bool return_gathered) {
   return {};
 }
 
+// The tuner's choice for the problem: that of rank 0, if the ranks agree, else that of this rank's own caches.
+Tuned agree_on(CallSite const& site, Arguments const& args, Problem const& problem, bool wants_tuned) {
+  bool const agrees = problem.world > 1 && settings().check_ranks;
+  Tuned tuned;
+  if (wants_tuned && (problem.rank == 0 || !agrees)) tuned = hooks().tuned(problem, args.x.device());
+  return agrees ? hooks().agree(site, describe(args, problem), tuned) : tuned;
+}
+
+// Why a tuned choice can't run, or empty. `why_not_connected` is known where the problem's own choice could run.
+std::string why_not_tuned(Tuned const& tuned, Problem const& problem, c10::DeviceType device,
+                          std::string const& why_not_connected) {
+  if (tuned.choice == "sequential") return {};
+  if (!is_fused(tuned.choice)) return "there is no such strategy";
+  std::string const why_not = backend_why_not_fused(problem, device);
+  return why_not.empty() ? why_not_connected : why_not;
+}
+
 std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, Arguments const& args,
                                       Signature const& signature) {
   Problem const& problem = signature.problem;
   c10::Device const device = args.x.device();
   c10::OptionalDeviceGuard const device_guard(device);
-  if (problem.world > 1 && settings().check_ranks) hooks().agree(site, describe(args, problem));
+  std::string const local = why_local(problem, signature.return_gathered);
+  Tuned const tuned = agree_on(site, args, problem, local.empty() && args.strategy == "auto");
 
   auto plan = std::make_shared<Plan>();
-  std::string const local = why_local(problem, signature.return_gathered);
   std::string why_not;
   if (local.empty() && args.strategy != "sequential") {
     why_not = problem.n == 0 ? "the product is empty" : backend_why_not_fused(problem, device.type());
@@ -70,9 +94,22 @@ std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, A
   }
   std::string const slower = backend_why_fused_is_slower(problem, device.type());
   plan->choice = choose_strategy(args.strategy, local, why_not, slower);
+  Problem chosen = problem;
+  if (!tuned.choice.empty() && !plan->choice.fell_back) {
+    chosen.config = asked_config(tuned.choice);
+    std::string const why_not_it =
+        why_not_tuned(tuned, chosen, device.type(), state.on(device.type()).why_not_connected);
+    if (why_not_it.empty()) {
+      plan->choice = {is_fused(tuned.choice) ? Strategy::kFused : Strategy::kSequential, "tuned: " + tuned.origin};
+      plan->tuned_config = chosen.config;
+    } else {
+      chosen.config = problem.config;
+      hooks().warn_once("the tuned choice '" + tuned.choice + "' is ignored (" + tuned.origin + "): " + why_not_it);
+    }
+  }
   if (plan->choice.strategy == Strategy::kFused && !plan->choice.refused) {
-    plan->config = backend_config_name(problem, device.type());
-    plan->needs = workspace_needs(problem, device.type());
+    plan->config = backend_config_name(chosen, device.type());
+    plan->needs = workspace_needs(chosen, device.type());
   }
   if (plan->choice.fell_back) {
     hooks().warn_once(std::string(site.op) + " falls back to strategy 'sequential', because " + plan->choice.reason);
@@ -131,6 +168,29 @@ WorkspaceNeeds workspace_needs(Problem const& problem, c10::DeviceType device) {
   return cpu::workspace_needs(problem);
 }
 
+std::vector<std::string> candidates(Problem const& problem, c10::DeviceType device) {
+  std::vector<std::string> choices{"sequential"};
+  if (!backend_why_not_fused(problem, device).empty()) return choices;
+  for (std::string const& config : backend_candidates(problem, device)) {
+    choices.push_back(std::string(kFusedWithConfig) + config);
+  }
+  return choices;
+}
+
+std::string model_choice(Problem const& problem, c10::DeviceType device) {
+  Choice const choice = choose_strategy("auto", /*why_local=*/"", backend_why_not_fused(problem, device),
+                                        backend_why_fused_is_slower(problem, device));
+  if (choice.strategy == Strategy::kSequential) return "sequential";
+  return std::string(kFusedWithConfig) + backend_config_name(problem, device);
+}
+
+std::string config_names(c10::DeviceType device) {
+#if defined(FLUX_WITH_CUDA)
+  if (device == c10::DeviceType::CUDA) return cuda::config_names();
+#endif
+  return device == c10::DeviceType::CPU ? cpu::config_names() : "";
+}
+
 void check_not_broken(GroupState const& state, char const* op) {
   TORCH_CHECK(state.broken.empty(), op, ": group '", state.name,
               "' can't be used any more, because its ranks are out of step since an earlier call failed. Call "
@@ -157,6 +217,7 @@ Call begin_call(Arguments const& args) {
   call.plan = known != state.plans.end() ? known->second : make_plan(state, call.site, args, signature);
   TORCH_CHECK_NOT_IMPLEMENTED(!call.plan->choice.refused, call.site.op, ": strategy 'fused' can't run ",
                               describe(args, call.problem), ": ", call.plan->choice.reason, ".");
+  if (!call.plan->tuned_config.empty()) call.problem.config = call.plan->tuned_config;
   if (call.strategy() == Strategy::kFused) ensure_workspace(call, args.x.device());
   {
     std::lock_guard<std::mutex> const lock(record_mutex);
