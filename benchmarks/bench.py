@@ -14,7 +14,6 @@ to benchmarks/results/ (and to $OUT, if it is set). Where there is no git, FLUX_
 import argparse
 import dataclasses
 import datetime
-import json
 import os
 import pathlib
 import sys
@@ -25,21 +24,13 @@ import torch
 import torch.distributed as dist
 
 import flux_ops
-from benchmarks import launch, report, timing
-from benchmarks.candidates import (
-    AUTO,
-    DECOMPOSED,
-    FUSED,
-    GEMM,
-    SEQUENTIAL,
-    TORCH,
-    Operands,
-    Shape,
-    difference,
-    make,
-)
+from benchmarks import report
+from benchmarks.candidates import AUTO, DECOMPOSED, FUSED, TORCH, make
+from flux_ops import launch
+from flux_ops.tuner import timing
+from flux_ops.tuner.measure import GEMM, SEQUENTIAL, Operands, as_graph, attempt, why_wrong
+from flux_ops.tuner.shapes import Shape, read_lists
 
-TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-5}
 STEP_LIMIT_S = 75  # for one shape and op: beyond it, a rank hangs
 CPU_SCALE = 16
 
@@ -67,15 +58,15 @@ def parse_arguments():
 
 
 def shapes_of(args):
-    lists = json.loads((pathlib.Path(__file__).parent / "shapes.json").read_text())
     wanted = set(filter(None, args.shapes.split(",")))
-    for name in args.lists.split(","):
-        if name not in lists:
-            raise SystemExit(f"shapes.json has no list '{name}'; it has {', '.join(k for k in lists if k != 'about')}")
-        for row in lists[name]:
-            if not wanted or row["name"] in wanted:
-                scale = CPU_SCALE if args.device == "cpu" else 1
-                yield name, Shape(row["name"], row["M"] // scale, row["H"] // scale, row["I"] // scale)
+    scale = CPU_SCALE if args.device == "cpu" else 1
+    try:
+        listed = read_lists(pathlib.Path(__file__).parent / "shapes.json", args.lists)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    for name, shape in listed:
+        if not wanted or shape.name in wanted:
+            yield name, Shape(shape.name, shape.m // scale, shape.h // scale, shape.i // scale)
 
 
 class Run:
@@ -92,34 +83,21 @@ class Run:
         names = [GEMM, SEQUENTIAL, TORCH, FUSED, *explored, AUTO]
         self.names = [n for n in names if n not in args.without.split(",")]
 
-    def attempt(self, fn):
-        """(result, None) if fn() works on every rank, else (None, the first reason)."""
-        result, reason = None, None
-        try:
-            result = fn()
-            self.place.sync()
-        except Exception as error:  # noqa: BLE001 (a candidate that can't run is a result)
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error) else ''}"
-        reason = next(filter(None, self.place.everyone(reason)), None)
-        return (None, reason) if reason else (result, None)
-
     def checked(self, op, operands):
         """The candidates that run and agree with the sequence: name -> call; notes on the others; what ran."""
         calls, notes, ran = {}, {}, {}
-        want, reason = self.attempt(lambda: make(SEQUENTIAL, op, operands)(0))
+        want, reason = attempt(self.place, lambda: make(SEQUENTIAL, op, operands)(0))
         if reason:
             raise RuntimeError(f"the sequential reference of {op} fails: {reason}")
         for name in self.names:
-            call, reason = self.attempt(lambda name=name: make(name, op, operands))
+            call, reason = attempt(self.place, lambda name=name: make(name, op, operands))
             if reason is None:
-                got, reason = self.attempt(lambda call=call: call(0))
+                got, reason = attempt(self.place, lambda call=call: call(0))
             if reason is None and name.partition(":")[0] in (FUSED, DECOMPOSED, AUTO):
                 dispatch = flux_ops.last_dispatch()
                 ran[name] = f"{dispatch.strategy} {dispatch.config}".strip()
             if reason is None and not (name == GEMM and op == "gemm_rs"):  # there the product alone is one partial
-                error = max(self.place.everyone(difference(got, want)))
-                if not error <= TOLERANCE[self.dtype]:
-                    reason = f"wrong result: a row or column is off by {error:.1e} of its norm"
+                reason = why_wrong(self.place, got, want)
             if reason is None and name == AUTO and ran.get(AUTO) == ran.get(FUSED):
                 notes[name] = "auto ran the same as fused"
                 continue
@@ -138,23 +116,18 @@ class Run:
                 works[name] = (timing.repeated(call, count), count)
                 continue
             call = make(name, op, operands, self.graph_group)
-            made, reason = self.attempt(lambda call=call, count=count: timing.captured(call, count))
-            if reason is None:
-                replay, result, graph = made
-                keep.append(graph)
-                result.zero_()
-                _, reason = self.attempt(replay)
-            if reason is None and not (name == GEMM and op == "gemm_rs"):
-                error = max(self.place.everyone(difference(result, want)))
-                reason = None if error <= TOLERANCE[self.dtype] else f"wrong result in a graph: off by {error:.1e}"
+            compared = None if name == GEMM and op == "gemm_rs" else want
+            made, reason = as_graph(self.place, call, count, compared)
             if reason:
                 notes[name] = reason
             else:
+                replay, graph = made
+                keep.append(graph)
                 works[name] = (replay, count)
         return works, keep
 
     def measure(self, list_name, shape, op):
-        operands = Operands(self.place, op, shape, self.dtype)
+        operands = Operands(self.place, op, *shape.product(op, self.place.world), self.dtype)
         calls, notes, ran, want = self.checked(op, operands)
         counts = {name: timing.calls_per_sample(self.place, self.clock, call) for name, call in calls.items()}
         for mode in self.args.modes.split(","):
@@ -176,20 +149,12 @@ def _progress(row):
 
 
 def prepare(place, args, shapes, groups):
-    """Make the workspace as large as any shape needs, so that none grows it under a captured graph.
-
-    Configurations that are explored may pad to larger tiles than the planned one: hence the rounding.
-    """
-    tiles = 512 if args.explore else 1
+    """Make the workspace as large as any shape needs, so that none grows it under a captured graph."""
     for op in args.ops.split(","):
-        weights = [shape.operand_sizes(op, place.world)[1] for _, shape in shapes]
-        rows = max(-(-shape.m // place.world) for _, shape in shapes)
-        max_m = -(-rows // tiles) * tiles * place.world
-        n = -(-max(n for n, _ in weights) // tiles) * tiles
-        k = max(k for _, k in weights)
+        largest = map(max, zip(*(shape.product(op, place.world) for _, shape in shapes), strict=True))
+        sizes = dict(zip(("max_m", "n", "k"), largest, strict=True))
         for group in groups:
-            sizes = {"max_m": max_m, "n": n, "k": k, "dtype": getattr(torch, args.dtype)}
-            flux_ops.prepare(op=op, **sizes, group=group, device=place.device)
+            flux_ops.prepare(op=op, **sizes, dtype=getattr(torch, args.dtype), group=group, device=place.device)
 
 
 def run(place, args):

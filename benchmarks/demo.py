@@ -26,8 +26,9 @@ import torch
 import torch.nn.functional as F
 
 import flux_ops
-from benchmarks import launch, timing
-from benchmarks.candidates import difference
+from flux_ops import launch
+from flux_ops.tuner import timing
+from flux_ops.tuner.measure import difference
 
 EPSILON = 1e-5
 LIMIT_S = 240

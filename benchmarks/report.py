@@ -17,7 +17,9 @@ import subprocess
 import torch
 
 import flux_ops
-from benchmarks.candidates import AUTO, FUSED, GEMM, SEQUENTIAL, TORCH
+from benchmarks.candidates import AUTO, FUSED, TORCH
+from flux_ops.tuner.measure import GEMM, SEQUENTIAL
+from flux_ops.tuner.tables import aligned
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -162,15 +164,3 @@ def short_table(document):
                 worst = number(min(values, default=None))
                 body.append([op, mode, str(len(ratios)), name, number(mean(values)), worst, speed, slower])
     return "\n".join(aligned(heads, body))
-
-
-def aligned(heads, body):
-    widths = [max(len(row[c]) for row in [heads, *body]) for c in range(len(heads))]
-
-    def line(row):
-        cells = [
-            cell.ljust(w) if c == 0 else cell.rjust(w) for c, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        return "  ".join(cells).rstrip()
-
-    return [line(heads), "  ".join("-" * w for w in widths), *map(line, body)]

@@ -14,7 +14,8 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks import report
-from benchmarks.candidates import FUSED, GEMM, SEQUENTIAL, TORCH
+from benchmarks.candidates import FUSED, TORCH
+from flux_ops.tuner.measure import GEMM, SEQUENTIAL
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 README = report.ROOT / "README.md"

@@ -7,6 +7,7 @@ FLUX_TIMEOUT       seconds that a rank waits for a peer before it raises        
 FLUX_CHECK         1: the ranks compare their arguments on the first call of a shape;       1
                    0: they don't, and ranks that disagree end in an error of a wait
 FLUX_CPU_THREADS   worker threads of one call on the CPU                                    min(4, cores / ranks)
+FLUX_TUNE_CACHE    file of tuned choices; off: neither it nor those of the package          see default_tune_cache
 =================  =======================================================================  =======
 """
 
@@ -23,6 +24,8 @@ class Settings:
     timeout_s: float = 30.0
     check_ranks: bool = True
     cpu_threads: int = 0  # 0: the default
+    tune_cache: str = ""  # path of the user's file; empty: none
+    shipped_caches: bool = True
 
 
 def check_timeout(value: object, name: str) -> float:
@@ -33,6 +36,14 @@ def check_timeout(value: object, name: str) -> float:
     if not 0 < seconds <= MAX_TIMEOUT_S:
         raise ValueError(f"{name} is {value!r}; it must be a positive number of seconds, at most {MAX_TIMEOUT_S}.")
     return seconds
+
+
+def default_tune_cache(env: Mapping[str, str]) -> str:
+    """flux_ops/tune.json in $XDG_CACHE_HOME or in $HOME/.cache; empty if neither is known."""
+    folder = env.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(folder):  # also where it is unset: a relative path is to be ignored
+        folder = os.path.join(env["HOME"], ".cache") if env.get("HOME") else ""
+    return os.path.join(folder, "flux_ops", "tune.json") if folder else ""
 
 
 def read_environment(env: Mapping[str, str] = os.environ) -> Settings:
@@ -48,6 +59,13 @@ def read_environment(env: Mapping[str, str] = os.environ) -> Settings:
         if not text.isdecimal() or not 1 <= int(text) <= 256:
             raise ValueError(f"the environment variable FLUX_CPU_THREADS is {text!r}; it must be 1 to 256.")
         settings.cpu_threads = int(text)
+    settings.tune_cache = env.get("FLUX_TUNE_CACHE", default_tune_cache(env))
+    if "FLUX_TUNE_CACHE" in env and not settings.tune_cache.strip():
+        raise ValueError(
+            f"the environment variable FLUX_TUNE_CACHE is {settings.tune_cache!r}; it must be a file's path, or off."
+        )
+    if settings.tune_cache == "off":
+        settings.tune_cache, settings.shipped_caches = "", False
     return settings
 
 

@@ -9,6 +9,8 @@ import torch.distributed as dist
 from flux_ops import topology
 from flux_ops.config import settings
 from flux_ops.rendezvous import Members, Site
+from flux_ops.tuner.cache import Build, Product
+from flux_ops.tuner.lookup import Caches, device_name, shipped_paths
 from flux_ops.workspace import Workspace
 
 _warned: set[str] = set()
@@ -28,16 +30,28 @@ class Hooks:
         self._members: dict[int, Members] = {}  # by state id
         self._connections: dict[tuple[int, str], str] = {}
         self._workspaces: dict[tuple[int, str], Workspace] = {}
+        build = Build(version, {kind: core.config_names(kind) for kind in ("cpu", "cuda")})
+        shipped = shipped_paths() if settings.shipped_caches else []
+        self.caches = Caches(settings.tune_cache, shipped, build, warn_once)
 
     # ---- called by the operators
 
-    def agree(self, site, text: str) -> None:
+    def tuned(self, op, m, n, k, dtype, transposed, world, device) -> tuple[str, str]:
+        """(choice, where it is from), or two empty strings."""
+        product = Product(op, m, n, k, dtype, "kn" if transposed else "nk", world, device_name(*device))
+        found = self.caches.lookup(product)
+        return (found[0].choice, found[1]) if found else ("", "")
+
+    def agree(self, site, text: str, proposal: tuple[str, str] = ("", "")) -> tuple[str, str]:
+        """Rank 0's proposal, on all ranks."""
         site = Site(site)
         with self._broken_by_timeout(site):
-            texts = self._of(site).exchange(site, f"check/{site.call}", text)
+            said = self._of(site).exchange(site, f"check/{site.call}", "\n".join((text, *proposal)))
+        texts, choices, origins = zip(*(one.split("\n", 2) for one in said), strict=True)
         if len(set(texts)) > 1:
             lines = "".join(f"\n  rank {rank}: {text}" for rank, text in enumerate(texts))
             raise ValueError(f"{site}: the ranks do not make the same call:{lines}")
+        return choices[0], origins[0]
 
     def refuse(self, site, message: str) -> None:
         site = Site(site)

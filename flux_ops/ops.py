@@ -55,8 +55,9 @@ def ag_gemm(
         bias: [N], or None.
         group: the process group; by default all ranks. All its ranks make the same calls in the same order.
         return_gathered: also return all_gather(X), [M, ..., K].
-        strategy: "auto" (fused where it can run, else sequential with one warning), "sequential", "fused",
-            "decomposed", or the last two as "fused:CONFIG" with a configuration's name as last_dispatch() gives it.
+        strategy: "auto" (what the tuner has found for the shape; else fused where it can run and pays, else sequential,
+            with one warning where it can't run), "sequential", "fused", "decomposed", or the last two as
+            "fused:CONFIG" with a configuration's name as last_dispatch() gives it.
 
     Returns Y [M, ..., N], or (Y, gathered). dtypes: float32, float64, bfloat16, float16 ("fused" on CUDA: bfloat16 and
     float16 alone); products are accumulated in at least fp32.
@@ -99,8 +100,9 @@ def gemm_rs(
         weight: [N, K], this rank's columns of the whole weight, or a transposed view of [K, N] (not copied).
         bias: [N], or None; added once, after the reduction.
         group: the process group; by default all ranks. All its ranks make the same calls in the same order.
-        strategy: "auto" (fused where it can run, else sequential with one warning), "sequential", "fused",
-            "decomposed", or the last two as "fused:CONFIG" with a configuration's name as last_dispatch() gives it.
+        strategy: "auto" (what the tuner has found for the shape; else fused where it can run and pays, else sequential,
+            with one warning where it can't run), "sequential", "fused", "decomposed", or the last two as
+            "fused:CONFIG" with a configuration's name as last_dispatch() gives it.
 
     Returns Y [M/TP, ..., N]: rank r has rows r·M/TP and on of dimension 0. dtypes as for ag_gemm. "fused" and
     "decomposed" add the ranks' partials in rank order in fp32 (fp64 for float64): the result is bitwise repeatable. A
@@ -132,7 +134,7 @@ class Dispatch:
     op: str
     strategy: str  # "fused", "decomposed", "sequential", or "local" where no communication was needed
     config: str  # of "fused": tiles and pieces; of "decomposed": schedule and chunks
-    reason: str
+    reason: str  # "tuned: FILE, M = ..." where the tuner has chosen
     m: int
     n: int
     k: int
@@ -192,12 +194,9 @@ def prepare(
         _hooks.agree(site, f"prepare(op {op}, max_m {max_m}, n {n}, k {k}, {name} on {device.type})")
     if _hooks.why_not_connected(site, where):
         return
-    needs = []
-    for one in (op,) if op else ("ag_gemm", "gemm_rs"):
-        rows = -(-max_m // world)
-        while rows:  # smaller products may use other tiles, whose padding differs
-            needs.append(_core.workspace_needs(one, device.type, world, rows, n, k, name))
-            rows //= 2
+    rows = -(-max_m // world)
+    ops = (op,) if op else ("ag_gemm", "gemm_rs")
+    needs = [_core.workspace_needs(one, device.type, world, rows, n, k, name) for one in ops]
     _hooks.grow(site, where, max(region for region, _ in needs), max(send for _, send in needs))
 
 

@@ -82,7 +82,7 @@ class Members:
             if (refusal := self._refusal(site.call, rank)) is not None:
                 parts.append(f" Rank {rank} refused this call: {refusal}")
             elif self._store.check([f"check/{site.call}/{rank}"]):
-                text = self._store.get(f"check/{site.call}/{rank}").decode()
+                text = self._store.get(f"check/{site.call}/{rank}").decode().partition("\n")[0]
                 parts.append(f" Rank {rank} was about to run {text} and waits for the others to agree.")
         return "".join(parts)
 

@@ -4,6 +4,7 @@
 of the next. The folder of a test module chooses the device, `@pytest.mark.worlds(...)` the world sizes.
 """
 
+import os
 import pathlib
 
 import pytest
@@ -12,7 +13,8 @@ import torch
 from tests.harness.ranks import Ranks
 
 CPU_WORLDS = (2, 3, 4)
-RANK_ENV = {"FLUX_TIMEOUT": "20", "OMP_NUM_THREADS": "1"}
+RANK_ENV = {"FLUX_TIMEOUT": "20", "OMP_NUM_THREADS": "1", "FLUX_TUNE_CACHE": "off"}
+os.environ["FLUX_TUNE_CACHE"] = "off"  # nor does this process use what its user has tuned
 
 
 def pytest_addoption(parser):

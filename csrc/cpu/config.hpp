@@ -6,14 +6,13 @@
 
 namespace flux::cpu {
 
-constexpr int32_t kWantedPieces = 4;  // signals of a chunk
-static_assert(kWantedPieces <= kMaxPieces);
-
+// By name "t128x256/p4": tiles of 128 x 256, chunks in at most 4 pieces.
 struct Config {
   TileShape tile;
   TileOrder order;  // of the tiles in a chunk
   Pieces pieces;    // of a chunk: rows (ag_gemm) or tile positions (gemm_rs)
 };
+// The configuration that the problem names, or else the default choice.
 Config make_config(Problem const& problem);
 
 // Worker threads of one call; 0 asks for the default.

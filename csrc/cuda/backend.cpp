@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "cuda/launch.hpp"
+#include "kernels/candidates.hpp"
 #include "ops/backend.hpp"
 #include "ops/decomposed.hpp"
 
@@ -72,18 +73,23 @@ std::string why_fused_is_slower(Problem const& problem) { return flux::why_fused
 
 std::string config_name(Problem const& problem) { return launch_choice(problem).name(); }
 
+std::vector<std::string> candidates(Problem const& problem) {
+  std::vector<std::string> names;
+  for (LaunchChoice const& choice : launch_candidates(problem)) names.push_back(choice.name());
+  return names;
+}
+
+std::string config_names() {
+  std::string names;
+  for (KernelRow const& row : kKernels) names += (names.empty() ? "" : " ") + std::string(row.config.name);
+  return names;
+}
+
 WorkspaceNeeds workspace_needs(Problem const& problem) {
   if (problem.op == Op::kAgGemm) {
     return {ag_region_bytes(problem.world, problem.rows, problem.k, element_size(problem.dtype)), 0};
   }
-  // Of all configurations: then fewer rows, which may run another one, never need more.
-  int64_t bytes = 0;
-  for (KernelRow const& kernel : kKernels) {
-    TileShape const shape = kernel.config.shape;
-    TileOrder const order = make_tile_order(problem.rows, problem.n, shape, /*swizzle=*/1, /*along_n=*/false);
-    int64_t const tile_bytes = rs_tile_bytes(shape.tile_m, shape.tile_n, element_size(problem.dtype));
-    bytes = std::max(bytes, rs_region_bytes(problem.world, order.num_tiles(), tile_bytes));
-  }
+  int64_t const bytes = (problem.world - 1) * largest_padded_chunk(problem) * element_size(problem.dtype);
   return {bytes, bytes};
 }
 

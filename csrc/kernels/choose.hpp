@@ -1,6 +1,7 @@
 #pragma once
 // Which kernel and knobs run a problem, as a pure function of the problem: all ranks decide alike.
 
+#include <algorithm>
 #include <string>
 
 #include "kernels/kernels.hpp"
@@ -46,28 +47,27 @@ inline int64_t num_tiles(Problem const& problem, TileShape shape) {
   return int64_t{problem.world} * make_tile_order(problem.rows, problem.n, shape, 1, false).num_tiles();
 }
 
-// A figure that grows with the time of the product: whole waves of CTAs, times the area of a tile. 128 x 128 tiles move
-// twice the operands through the caches: about a tenth slower where everything else is equal.
-inline int64_t estimated_cost(Problem const& problem, TileShape shape) {
+// Microseconds of the product by the kernel's model. Close enough to choose by, no more.
+inline double estimated_us(Problem const& problem, KernelRow const& kernel) {
   constexpr int64_t kNumSms = 132;  // of the H100 SXM and the H200; on others the estimate is rough, not wrong
-  int64_t const area = int64_t{shape.tile_m} * shape.tile_n;
-  return ceil_div(num_tiles(problem, shape), kNumSms) * area * (area < 128 * 256 ? 11 : 10);
+  TileShape const shape = kernel.config.shape;
+  double const mmac = double(shape.tile_m) * shape.tile_n * double(problem.k) / 1e6;
+  int64_t const waves = ceil_div(num_tiles(problem, shape), kNumSms);
+  return waves * std::max(mmac * kernel.model.us_per_mmac + kernel.model.us_per_wave, 1.0);
 }
 
-// Measured on H100s at TP = 2 and 4 (benchmarks/bench.py --explore).
+// The kernel by the model; its knobs as measured on H100s and H200s at TP = 2 and 4 (benchmarks/bench.py --explore).
 inline LaunchChoice choose_launch(Problem const& problem) {
   bool const ag = problem.op == Op::kAgGemm;
-  LaunchChoice choice{kernel_index("c128x256_2x1"), ag ? 4 : 1, false, 1};
-  auto const consider = [&](char const* name, int swizzle, bool along_n) {
-    int const kernel = kernel_index(name);
-    int64_t const best = estimated_cost(problem, kKernels[choice.kernel].config.shape);
-    int64_t const cost = estimated_cost(problem, kKernels[kernel].config.shape);
-    // Of the two large tiles ag_gemm prefers the tall one: fewer CTAs wait for the same rows.
-    bool const better = ag && cost == best ? choice.kernel == kernel_index("c128x256_2x1") : cost < best;
-    if (better) choice = {kernel, swizzle, along_n, 1};
-  };
-  if (ag) consider("c256x128_2x1", 1, false);
-  consider("p128x128_2x1", 1, true);
+  int best = 0;
+  for (int kernel = 1; kernel < kNumKernels; ++kernel) {
+    if (estimated_us(problem, kKernels[kernel]) < estimated_us(problem, kKernels[best])) best = kernel;
+  }
+  TileShape const shape = kKernels[best].config.shape;
+  LaunchChoice choice{best, /*swizzle=*/1, /*along_n=*/false, /*pieces=*/1};
+  if (shape.tile_n == 192 && ag) choice = {best, 4, true, 1};
+  if (shape.tile_m == 128 && shape.tile_n == 128) choice = {best, 2, true, 1};
+  if (shape.tile_n == 256 && ag) choice = {best, 4, false, 1};
   // The own shard of ag_gemm hides the arrival of the next; a partial of gemm_rs should leave before its chunk is done.
   if (!ag) choice.pieces = choose_pieces(problem.rows * problem.n * 2, 2);
   return choice;

@@ -24,8 +24,16 @@ FLUX_DECLARE_KERNELS(p128x192_2x1);
 FLUX_DECLARE_KERNELS(p128x128_2x1);
 #undef FLUX_DECLARE_KERNELS
 
+// The model of its time, fitted to the kernels alone on an H100 (benchmarks/kernels.py): waves of CTAs, times
+// us_per_mmac for a million multiply-adds of a tile + us_per_wave.
+struct KernelModel {
+  double us_per_mmac;
+  double us_per_wave;
+};
+
 struct KernelRow {
   KernelConfig config;
+  KernelModel model;
   AgGemmLauncher ag_gemm[2];  // by Element16
   GemmRsLauncher gemm_rs[2];
 };
@@ -33,10 +41,14 @@ struct KernelRow {
 #define FLUX_LAUNCHERS(config) \
   {ag_gemm_##config##_bf16, ag_gemm_##config##_fp16}, { gemm_rs_##config##_bf16, gemm_rs_##config##_fp16 }
 inline constexpr KernelRow kKernels[] = {
-    {{"p128x192_2x1", {128, 192, 2, 1}, 1}, FLUX_LAUNCHERS(p128x192_2x1)},  // most products: its epilogue is hidden
-    {{"p128x128_2x1", {128, 128, 2, 1}, 1}, FLUX_LAUNCHERS(p128x128_2x1)},  // few tiles, short K: finer waves
-    {{"c128x256_2x1", {128, 256, 2, 1}, 2}, FLUX_LAUNCHERS(c128x256_2x1)},  // long K: least traffic a flop
-    {{"c256x128_2x1", {256, 128, 2, 1}, 2}, FLUX_LAUNCHERS(c256x128_2x1)},  // tall chunks whose N ends in half a tile
+    // most products: its epilogue is hidden, and it moves little through the caches
+    {{"p128x192_2x1", {128, 192, 2, 1}, 1}, {0.374, 1.5}, FLUX_LAUNCHERS(p128x192_2x1)},
+    // few tiles, short K: finer waves
+    {{"p128x128_2x1", {128, 128, 2, 1}, 1}, {0.429, -1.6}, FLUX_LAUNCHERS(p128x128_2x1)},
+    // where N ends in a third of a tile of the first, or its last wave is nearly empty
+    {{"c128x256_2x1", {128, 256, 2, 1}, 2}, {0.385, 0.8}, FLUX_LAUNCHERS(c128x256_2x1)},
+    // the same for tall chunks whose N ends in half a tile of 256
+    {{"c256x128_2x1", {256, 128, 2, 1}, 2}, {0.388, 0.8}, FLUX_LAUNCHERS(c256x128_2x1)},
 };
 #undef FLUX_LAUNCHERS
 inline constexpr int kNumKernels = sizeof(kKernels) / sizeof(kKernels[0]);

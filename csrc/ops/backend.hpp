@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ops/problem.hpp"
 
@@ -14,6 +15,11 @@ std::string why_not_fused(Problem const& problem);
 std::string why_fused_is_slower(Problem const& problem);
 // The configuration that it will run, by name.
 std::string config_name(Problem const& problem);
+// The configurations that are worth measuring, by name, best guess first.
+std::vector<std::string> candidates(Problem const& problem);
+// What the names of configurations are made of, as one line.
+std::string config_names();
+// Enough for every configuration, so that fewer rows never need more, whatever is tuned for them.
 WorkspaceNeeds workspace_needs(Problem const& problem);
 
 // Runs one call. Throws c10::DistBackendError when a peer does not arrive in time, or makes another call.
@@ -36,6 +42,8 @@ namespace flux::cuda {
 std::string why_not_fused(Problem const& problem);
 std::string why_fused_is_slower(Problem const& problem);
 std::string config_name(Problem const& problem);
+std::vector<std::string> candidates(Problem const& problem);
+std::string config_names();
 WorkspaceNeeds workspace_needs(Problem const& problem);
 
 // Kernel, knobs, tiles and pieces of a problem that is run fused.

@@ -38,6 +38,10 @@ inline bool is_decomposed(std::string_view asked) { return asks_for(asked, "deco
 inline bool is_allowed_strategy(std::string_view asked) {
   return asked == "auto" || asked == "sequential" || is_fused(asked) || is_decomposed(asked);
 }
+// Of what is asked for by name; not of "auto".
+inline Strategy asked_strategy(std::string_view asked) {
+  return is_fused(asked) ? Strategy::kFused : is_decomposed(asked) ? Strategy::kDecomposed : Strategy::kSequential;
+}
 inline std::string_view asked_config(std::string_view asked) {
   size_t const colon = asked.find(':');
   return colon == std::string_view::npos ? "" : asked.substr(colon + 1);
@@ -57,15 +61,14 @@ inline Choice choose_strategy(std::string_view asked, std::string const& why_loc
   if (!why_local.empty()) return {Strategy::kLocal, why_local};
   if (asked == "sequential") return {Strategy::kSequential, "asked for"};
   if (is_fused(asked) || is_decomposed(asked)) {
-    Strategy const strategy = is_fused(asked) ? Strategy::kFused : Strategy::kDecomposed;
-    if (!why_not.empty()) return {strategy, why_not, /*refused=*/true};
-    return {strategy, "asked for"};
+    if (!why_not.empty()) return {asked_strategy(asked), why_not, /*refused=*/true};
+    return {asked_strategy(asked), "asked for"};
   }
   if (!why_not.empty()) {
     return {Strategy::kSequential, "fused can't run: " + why_not, /*refused=*/false, /*fell_back=*/true};
   }
   if (!why_fused_is_slower.empty()) return {Strategy::kSequential, "faster than fused: " + why_fused_is_slower};
-  return {Strategy::kFused, "the backend can run it"};
+  return {Strategy::kFused, "the model's choice"};
 }
 
 }  // namespace flux

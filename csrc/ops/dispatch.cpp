@@ -44,12 +44,36 @@ std::string config_name(Problem const& problem, Strategy strategy, c10::DeviceTy
   return cpu::config_name(problem);
 }
 
+std::vector<std::string> backend_candidates(Problem const& problem, c10::DeviceType device) {
+#if defined(FLUX_WITH_CUDA)
+  if (device == c10::DeviceType::CUDA) return cuda::candidates(problem);
+#endif
+  return cpu::candidates(problem);
+}
+
 // Why a call needs no communication, or empty.
 std::string why_local(Problem const& problem, bool return_gathered) {
   if (problem.world == 1) return "the group has one rank";
   bool const nothing_to_gather = problem.rows == 0 || problem.k == 0;
   if (nothing_to_gather || (problem.n == 0 && !return_gathered)) return "the product is empty";
   return {};
+}
+
+// The tuner's choice for the problem: that of rank 0, if the ranks agree, else that of this rank's own caches.
+Tuned agree_on(CallSite const& site, Arguments const& args, Problem const& problem, bool wants_tuned) {
+  bool const agrees = problem.world > 1 && settings().check_ranks;
+  Tuned tuned;
+  if (wants_tuned && (problem.rank == 0 || !agrees)) tuned = hooks().tuned(problem, args.x.device());
+  return agrees ? hooks().agree(site, describe(args, problem), tuned) : tuned;
+}
+
+// Why a tuned choice can't run, or empty. `why_not_connected` is known where the problem's own choice could run.
+std::string why_not_tuned(Tuned const& tuned, Problem const& problem, c10::DeviceType device,
+                          std::string const& why_not_connected) {
+  if (tuned.choice == "sequential") return {};
+  if (!is_fused(tuned.choice) && !is_decomposed(tuned.choice)) return "there is no such strategy";
+  std::string const why_not = backend_why_not(problem, is_decomposed(tuned.choice), device);
+  return why_not.empty() ? why_not_connected : why_not;
 }
 
 std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, Arguments const& args,
@@ -59,9 +83,9 @@ std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, A
   Problem const& problem = plan->problem;
   c10::Device const device = args.x.device();
   c10::OptionalDeviceGuard const device_guard(device);
-  if (problem.world > 1 && settings().check_ranks) hooks().agree(site, describe(args, problem));
-
   std::string const local = why_local(problem, signature.return_gathered);
+  Tuned const tuned = agree_on(site, args, problem, local.empty() && args.strategy == "auto");
+
   std::string why_not;
   if (local.empty() && args.strategy != "sequential") {
     why_not =
@@ -75,6 +99,18 @@ std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, A
   }
   std::string const slower = backend_why_fused_is_slower(problem, device.type());
   plan->choice = choose_strategy(args.strategy, local, why_not, slower);
+  Problem chosen = problem;
+  if (!tuned.choice.empty() && !plan->choice.fell_back) {
+    chosen.config = asked_config(tuned.choice);
+    std::string const why_not_it =
+        why_not_tuned(tuned, chosen, device.type(), state.on(device.type()).why_not_connected);
+    if (why_not_it.empty()) {
+      plan->choice = {asked_strategy(tuned.choice), "tuned: " + tuned.origin};
+      plan->problem.config = chosen.config;
+    } else {
+      hooks().warn_once("the tuned choice '" + tuned.choice + "' is ignored (" + tuned.origin + "): " + why_not_it);
+    }
+  }
   Strategy const strategy = plan->choice.strategy;
   if (needs_workspace(strategy) && !plan->choice.refused) {
     plan->config = config_name(problem, strategy, device.type());
@@ -149,6 +185,32 @@ WorkspaceNeeds workspace_needs(Problem const& problem, Strategy strategy, c10::D
 #endif
   TORCH_CHECK(device == c10::DeviceType::CPU, kNoCudaKernels, ".");
   return (decomposed ? cpu::decomposed_needs : cpu::workspace_needs)(problem);
+}
+
+std::vector<std::string> candidates(Problem const& problem, c10::DeviceType device) {
+  std::vector<std::string> choices{"sequential"};
+  if (backend_why_not(problem, /*decomposed=*/false, device).empty()) {
+    for (std::string const& config : backend_candidates(problem, device)) choices.push_back("fused:" + config);
+  }
+  if (backend_why_not(problem, /*decomposed=*/true, device).empty()) {
+    for (std::string const& config : decomposed_candidates(problem.op)) choices.push_back("decomposed:" + config);
+  }
+  return choices;
+}
+
+std::string model_choice(Problem const& problem, c10::DeviceType device) {
+  std::string const why_not = backend_why_not(problem, /*decomposed=*/false, device);
+  Choice const choice =
+      choose_strategy("auto", /*why_local=*/"", why_not, backend_why_fused_is_slower(problem, device));
+  if (choice.strategy == Strategy::kSequential) return "sequential";
+  return "fused:" + config_name(problem, Strategy::kFused, device);
+}
+
+std::string config_names(c10::DeviceType device) {
+#if defined(FLUX_WITH_CUDA)
+  if (device == c10::DeviceType::CUDA) return cuda::config_names();
+#endif
+  return device == c10::DeviceType::CPU ? cpu::config_names() : "";
 }
 
 void check_not_broken(GroupState const& state, char const* op) {

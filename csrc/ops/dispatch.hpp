@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ops/arguments.hpp"
 #include "ops/group_state.hpp"
@@ -38,5 +39,12 @@ void check_not_broken(GroupState const& state, char const* op);
 std::shared_ptr<Plan const> last_dispatch();
 
 WorkspaceNeeds workspace_needs(Problem const& problem, Strategy strategy, c10::DeviceType device);
+
+// What the tuner measures: strategies as a caller may ask for them, "sequential" first.
+std::vector<std::string> candidates(Problem const& problem, c10::DeviceType device);
+// What "auto" runs where nothing is tuned.
+std::string model_choice(Problem const& problem, c10::DeviceType device);
+// The names that configurations are made of in this build; a tuned choice is worth nothing where they are others.
+std::string config_names(c10::DeviceType device);
 
 }  // namespace flux

@@ -117,6 +117,8 @@ bool drop_group(std::string const& group_name) {
   return true;
 }
 
+void forget_plans(std::string const& group_name) { group_state("forget_plans", group_name)->plans.clear(); }
+
 void attach_workspace(std::string const& group_name, c10::Device device, std::vector<uintptr_t> const& bases,
                       int64_t region_bytes, int64_t send_bytes) {
   auto const state = group_state("attach_workspace", group_name);

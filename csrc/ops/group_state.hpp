@@ -34,7 +34,7 @@ struct SignatureHash {
 struct Plan {
   Problem problem;
   Choice choice;
-  std::string config;
+  std::string config;  // that runs, by name
   WorkspaceNeeds needs{0, 0};
 #if defined(FLUX_WITH_CUDA)
   std::shared_ptr<cuda::LaunchPlan const> launch;  // of the fused strategy on CUDA
@@ -78,6 +78,8 @@ c10::intrusive_ptr<c10d::ProcessGroup> resolve_group(char const* op, std::string
 std::shared_ptr<GroupState> group_state(char const* op, std::string const& group_name);
 // Forgets the group: the next call on it begins anew. False if nothing was known of it.
 bool drop_group(std::string const& group_name);
+// Forgets how the group's calls are run: each shape is decided anew. All ranks do it between the same two calls.
+void forget_plans(std::string const& group_name);
 
 void attach_workspace(std::string const& group_name, c10::Device device, std::vector<uintptr_t> const& bases,
                       int64_t region_bytes, int64_t send_bytes);

@@ -19,9 +19,18 @@ struct CallSite {
   char const* op;
 };
 
+// What the tuner has found for a problem: a strategy as a caller may ask for it, and where that is written. Empty: it
+// has found nothing.
+struct Tuned {
+  std::string choice;
+  std::string origin;
+};
+
 struct Hooks {
-  // Compares `text` across the ranks; throws on every rank if it differs.
-  std::function<void(CallSite const&, std::string const& text)> agree;
+  // The tuner's choice for a problem, from this rank's caches.
+  std::function<Tuned(Problem const&, c10::Device)> tuned;
+  // Compares `text` across the ranks; throws on every rank if it differs. Returns what rank 0 proposes.
+  std::function<Tuned(CallSite const&, std::string const& text, Tuned const& proposal)> agree;
   // Tells the ranks that wait in `agree` that this rank has refused the call.
   std::function<void(CallSite const&, std::string const& message)> refuse;
   // Why the ranks can't reach each other's memory on this kind of device; empty if they can.

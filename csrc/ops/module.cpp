@@ -128,6 +128,21 @@ void add_module_functions(py::module_& m) {
   });
 #endif
 
+  // For the tuner; the problem is given as to workspace_needs. It asks the current device what it can run.
+  m.def("candidates", [](std::string const& op, std::string const& device_type, int world, int64_t rows, int64_t n,
+                         int64_t k, std::string const& dtype, bool transposed) {
+    return candidates({make_op(op), 0, world, rows, n, k, make_dtype(dtype), transposed},
+                      make_device(device_type, 0).type());
+  });
+  m.def("model_choice", [](std::string const& op, std::string const& device_type, int world, int64_t rows, int64_t n,
+                           int64_t k, std::string const& dtype, bool transposed) {
+    return model_choice({make_op(op), 0, world, rows, n, k, make_dtype(dtype), transposed},
+                        make_device(device_type, 0).type());
+  });
+  m.def("config_names",
+        [](std::string const& device_type) { return config_names(make_device(device_type, 0).type()); });
+  m.def("forget_plans", &forget_plans);
+
   m.def("last_dispatch", &last_dispatch_dict);
   m.def(
       "last_trace",

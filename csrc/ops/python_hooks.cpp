@@ -2,6 +2,9 @@
 
 #include "ops/python_hooks.hpp"
 
+#include <pybind11/stl.h>
+
+#include "ops/data_type.hpp"
 #include "ops/hooks.hpp"
 
 namespace py = pybind11;
@@ -17,14 +20,24 @@ py::tuple device_tuple(c10::Device device) {
   return py::make_tuple(c10::DeviceTypeName(device.type(), /*lower_case=*/true), int{device.index()});
 }
 
+Tuned make_tuned(py::object const& pair) {
+  auto const [choice, origin] = pair.cast<std::pair<std::string, std::string>>();
+  return {choice, origin};
+}
+
 }  // namespace
 
 void set_python_hooks(py::object object) {
   auto* const target = new py::object(std::move(object));  // lives as long as the process
   Hooks& h = hooks();
-  h.agree = [target](CallSite const& site, std::string const& text) {
+  h.tuned = [target](Problem const& p, c10::Device device) {
     py::gil_scoped_acquire const gil;
-    target->attr("agree")(site_tuple(site), text);
+    return make_tuned(target->attr("tuned")(op_name(p.op), p.rows * p.world, p.n, p.k, row_of(p.dtype).name,
+                                            p.weight_transposed, p.world, device_tuple(device)));
+  };
+  h.agree = [target](CallSite const& site, std::string const& text, Tuned const& proposal) {
+    py::gil_scoped_acquire const gil;
+    return make_tuned(target->attr("agree")(site_tuple(site), text, std::make_pair(proposal.choice, proposal.origin)));
   };
   h.refuse = [target](CallSite const& site, std::string const& message) {
     py::gil_scoped_acquire const gil;

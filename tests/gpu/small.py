@@ -14,7 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import torch
 
-from benchmarks import launch
+from flux_ops import launch
 from tests.cases.base import OPS, Case, check
 from tests.cases.decomposed import strategies
 from tests.harness.ranks import Context

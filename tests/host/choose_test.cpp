@@ -1,8 +1,10 @@
-// The choice of a kernel and its knobs (csrc/kernels/choose.hpp), without any kernel: the launchers are stubs.
+// The choice of a kernel and its knobs (csrc/kernels/choose.hpp) and what is measured for it (candidates.hpp), without
+// any kernel: the launchers are stubs.
 
-#include "kernels/choose.hpp"
+#include "kernels/candidates.hpp"
 
 #include <cstring>
+#include <set>
 
 #include "schedule_test.hpp"
 
@@ -13,6 +15,7 @@ namespace flux {
   cudaError_t ag_gemm_##config##_fp16(AgGemmArgs const&, cudaStream_t) { return cudaErrorNotSupported; } \
   cudaError_t gemm_rs_##config##_bf16(GemmRsArgs const&, cudaStream_t) { return cudaErrorNotSupported; } \
   cudaError_t gemm_rs_##config##_fp16(GemmRsArgs const&, cudaStream_t) { return cudaErrorNotSupported; }
+STUBS(p128x192_2x1)
 STUBS(c128x256_2x1)
 STUBS(c256x128_2x1)
 STUBS(p128x128_2x1)
@@ -79,14 +82,40 @@ void pieces_have_signals() {
   });
 }
 
-// What a configuration that is chosen by itself pads to: csrc/cuda/backend.cpp promises no more.
-void own_choices_pad_to_256() {
+// csrc/cuda/backend.cpp allocates the bound: for fewer rows, and for whatever configuration is tuned for them.
+void no_candidate_pads_more_than_the_bound() {
+  for_many_problems([](Problem const& largest) {
+    int64_t const bound = largest_padded_chunk(largest);
+    for (Problem p = largest; p.rows > 0; p.rows = p.rows * 7 / 8) {
+      for (LaunchChoice const& choice : launch_candidates(p)) {
+        TileShape const shape = kKernels[choice.kernel].config.shape;
+        int64_t const tiles = make_tile_order(p.rows, p.n, shape, choice.swizzle, choice.along_n).num_tiles();
+        CHECK(tiles * shape.tile_m * shape.tile_n <= bound, "%s pads more", choice.name().c_str());
+      }
+    }
+  });
+}
+
+void the_bound_costs_a_column_of_tiles_at_most() {
+  for (int64_t rows : {512, 1024, 4096, 16384}) {
+    for (int64_t n : {256, 4096, 11008, 28672}) {
+      int64_t const padded = largest_padded_chunk(problem_of(Op::kGemmRs, 2, rows, n, 4096));
+      CHECK(padded <= rows * (n + 192), "%lld x %lld", static_cast<long long>(rows), static_cast<long long>(n));
+    }
+  }
+}
+
+void candidates_are_few_and_begin_with_the_model() {
   for_many_problems([](Problem const& p) {
-    if (p.op != Op::kGemmRs) return;
-    TileShape const shape = kKernels[choose_launch(p).kernel].config.shape;
-    int64_t const tiles = make_tile_order(p.rows, p.n, shape, 1, false).num_tiles();
-    CHECK(tiles * shape.tile_m * shape.tile_n <= round_up(p.rows, 256) * round_up(p.n, 256), "%s pads more",
-          choose_launch(p).name().c_str());
+    std::vector<LaunchChoice> const candidates = launch_candidates(p);
+    CHECK(candidates.size() >= 5 && candidates.size() <= 25, "%zu candidates", candidates.size());
+    CHECK(candidates.front().name() == choose_launch(p).name(), "the first is %s", candidates.front().name().c_str());
+    std::set<std::string> names;
+    for (LaunchChoice const& choice : candidates) {
+      LaunchChoice read{};
+      CHECK(parse_choice(choice.name(), &read), "%s", choice.name().c_str());
+      CHECK(names.insert(choice.name()).second, "%s comes twice", choice.name().c_str());
+    }
   });
 }
 
@@ -112,7 +141,9 @@ int main(int argc, char** argv) {
       TEST(other_names_are_refused),
       TEST(ranks_choose_alike),
       TEST(pieces_have_signals),
-      TEST(own_choices_pad_to_256),
+      TEST(no_candidate_pads_more_than_the_bound),
+      TEST(the_bound_costs_a_column_of_tiles_at_most),
+      TEST(candidates_are_few_and_begin_with_the_model),
       TEST(tall_tiles_are_not_half_empty),
       TEST(few_rows_are_left_to_the_sequence),
   };

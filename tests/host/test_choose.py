@@ -14,7 +14,9 @@ TESTS = [
     "other_names_are_refused",
     "ranks_choose_alike",
     "pieces_have_signals",
-    "own_choices_pad_to_256",
+    "no_candidate_pads_more_than_the_bound",
+    "the_bound_costs_a_column_of_tiles_at_most",
+    "candidates_are_few_and_begin_with_the_model",
     "tall_tiles_are_not_half_empty",
     "few_rows_are_left_to_the_sequence",
 ]

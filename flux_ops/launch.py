@@ -23,7 +23,8 @@ class Place:
     rank: int
     world: int
     device: torch.device
-    control: dist.ProcessGroup
+    control: dist.ProcessGroup | None
+    group: dist.ProcessGroup | None = None  # the group itself; None: all ranks
 
     @property
     def is_cuda(self):
@@ -48,8 +49,9 @@ def under_launcher():
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def run_ranks(world, limit_s):
-    """Run this very command as `world` ranks. Returns the exit status; no rank is left behind."""
+def run_ranks(world, limit_s, command=None):
+    """Run `command`, by default this very one, as `world` ranks. Returns the exit status; no rank is left behind."""
+    command = command or [sys.executable, *sys.argv]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -57,9 +59,7 @@ def run_ranks(world, limit_s):
     if world > 1:
         shared.setdefault("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
     ranks = [
-        subprocess.Popen(
-            [sys.executable, *sys.argv], env={**os.environ, **shared, "RANK": str(r), "LOCAL_RANK": str(r)}
-        )
+        subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(r), "LOCAL_RANK": str(r)})
         for r in range(world)
     ]
     deadline = time.monotonic() + limit_s

@@ -52,12 +52,12 @@ class Clock:
     def sample(self, work):
         """Microseconds that work() takes on this rank, begun together with the others."""
         if not self.place.is_cuda:
-            dist.barrier()
+            dist.barrier(group=self.place.group)
             started = time.perf_counter()
             work()
             return (time.perf_counter() - started) * 1e6
         torch.cuda.synchronize()
-        dist.all_reduce(self._token)
+        dist.all_reduce(self._token, group=self.place.group)
         self._begin.record()
         work()
         self._end.record()

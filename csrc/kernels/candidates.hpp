@@ -1,0 +1,57 @@
+#pragma once
+// Which kernels and knobs are worth measuring for a problem, and the memory that the widest of them needs.
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/choose.hpp"
+
+namespace flux {
+
+// Elements of a chunk of gemm_rs in whole clusters of the kernel whose tiles pad it most. It grows with the rows: what
+// is enough for a product is enough for every smaller one, whatever kernel runs it.
+inline int64_t largest_padded_chunk(Problem const& problem) {
+  int64_t largest = 0;
+  for (KernelRow const& row : kKernels) {
+    TileShape const shape = row.config.shape;
+    int64_t const tiles = make_tile_order(problem.rows, problem.n, shape, 1, false).num_tiles();
+    largest = std::max(largest, tiles * shape.tile_m * shape.tile_n);
+  }
+  return largest;
+}
+
+// The model's choice first, then every kernel that the model thinks is not far behind, with every walk of its tiles.
+// Walks and pieces matter by a few per cent each, and hardly depend on each other: pieces are varied with one walk.
+inline std::vector<LaunchChoice> launch_candidates(Problem const& problem) {
+  struct Walk {
+    int swizzle;
+    bool along_n;
+  };
+  constexpr Walk kWalks[] = {{4, true}, {2, true}, {1, false}, {4, false}};
+  constexpr int64_t kSlackPercent = 30;                   // the estimate is off by a third at times
+  constexpr int64_t kLeastPieceBytes = int64_t{1} << 20;  // smaller pieces cost more than they gain
+
+  LaunchChoice const model = choose_launch(problem);
+  bool const ag = problem.op == Op::kAgGemm;
+  int64_t const chunk_bytes = problem.rows * (ag ? problem.k : problem.n) * 2;
+  auto const cost = [&](int kernel) { return estimated_us(problem, kKernels[kernel]); };
+
+  std::vector<LaunchChoice> candidates{model};
+  auto const add = [&](LaunchChoice const& choice) {
+    auto const same = [&](LaunchChoice const& other) { return other.name() == choice.name(); };
+    if (std::none_of(candidates.begin(), candidates.end(), same)) candidates.push_back(choice);
+  };
+  double best = cost(0);
+  for (int kernel = 1; kernel < kNumKernels; ++kernel) best = std::min(best, cost(kernel));
+  for (int kernel = 0; kernel < kNumKernels; ++kernel) {
+    if (cost(kernel) * 100 > best * (100 + kSlackPercent)) continue;
+    for (Walk const walk : kWalks) add({kernel, walk.swizzle, walk.along_n, model.pieces});
+    for (int const pieces : {1, 2, 4}) {
+      Walk const walk = ag ? kWalks[0] : kWalks[2];  // the best of most products
+      if (pieces == 1 || chunk_bytes / pieces >= kLeastPieceBytes) add({kernel, walk.swizzle, walk.along_n, pieces});
+    }
+  }
+  return candidates;
+}
+
+}  // namespace flux

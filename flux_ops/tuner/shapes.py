@@ -1,0 +1,58 @@
+"""Shapes: a layer's, by name, as lists of a JSON file have them, and a product's sizes on the command line."""
+
+import dataclasses
+import json
+import pathlib
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A layer: AG is x [M/TP, H] gathered, times w [I/TP, H]^T; RS is x [M, I/TP] times w [H, I/TP]^T, scattered."""
+
+    name: str
+    m: int
+    h: int
+    i: int
+
+    def product(self, op: str, world: int) -> tuple[int, int, int]:
+        """(M, N, K) of one rank's product."""
+        return (self.m, self.i // world, self.h) if op == "ag_gemm" else (self.m, self.h, self.i // world)
+
+
+def read_lists(path: str | pathlib.Path, names: str = "") -> list[tuple[str, Shape]]:
+    """(list, shape) for each shape of the lists that are named, comma-separated; of all where none is.
+
+    The file holds lists of {"name": ..., "M": ..., "H": ..., "I": ...} by name. Raises ValueError if it doesn't.
+    """
+    try:
+        content = json.loads(pathlib.Path(path).read_text())
+        lists = {name: rows for name, rows in content.items() if isinstance(rows, list)}
+        wanted = [name for name in names.split(",") if name] or list(lists)
+        for name in wanted:
+            if name not in lists:
+                raise ValueError(f"it has no list '{name}'; it has {', '.join(lists)}")
+        return [
+            (name, Shape(row["name"], int(row["M"]), int(row["H"]), int(row["I"])))
+            for name in wanted
+            for row in lists[name]
+        ]
+    except OSError as error:
+        raise ValueError(f"{path}: it can't be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def parse_shapes(text: str, op: str, world: int) -> list[tuple[int, int, int]]:
+    """(M, N, K) for each shape of "M,N,K[;M,N,K]", or of FILE[:LIST,...]. Raises ValueError for anything else."""
+    if any(c.isalpha() for c in text):
+        path, _, names = text.partition(":")
+        return [shape.product(op, world) for _, shape in read_lists(path, names)]
+    products = []
+    for part in filter(None, text.split(";")):
+        sizes = [s.strip() for s in part.split(",")]
+        if len(sizes) != 3 or not all(s.isdecimal() and int(s) > 0 for s in sizes):
+            raise ValueError(f"'{part}' is no shape: it must be M,N,K, or FILE or FILE:LIST in place of all of them")
+        products.append(tuple(map(int, sizes)))
+    if not products:
+        raise ValueError("there is no shape; give M,N,K[;M,N,K...] or FILE[:LIST,...]")
+    return products
