@@ -20,7 +20,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import flux_ops
-from benchmarks import launch
+from flux_ops import launch
 
 SAMPLES = 200
 CALLS = 10  # of a sample: few enough for the queues of the GPU

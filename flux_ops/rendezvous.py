@@ -38,11 +38,12 @@ class Members:
         self._life = store.add(f"flux/joined/{self.rank}", 1)
         self._store = dist.PrefixStore(f"flux/{self._life}", store)
 
-    def exchange(self, site: Site, key: str, value: str) -> list[str]:
+    def exchange(self, site: Site, key: str, value: str, timeout_s: float | None = None) -> list[str]:
         """Every rank's value, in rank order. Raises if a rank has refused the call, or does not come in time."""
+        timeout_s = settings.timeout_s if timeout_s is None else timeout_s
         self._store.set(f"{key}/{self.rank}", value)
         values = {self.rank: value}
-        deadline = time.monotonic() + settings.timeout_s
+        deadline = time.monotonic() + timeout_s
         while True:
             for rank in range(self.world):
                 if rank not in values and self._store.check([f"{key}/{rank}"]):
@@ -60,7 +61,7 @@ class Members:
                         f"{self.rank} has not; call flux_ops.destroy(group) on this rank too."
                     )
             if time.monotonic() > deadline:
-                raise dist.DistBackendError(self._timeout_text(site, missing))
+                raise dist.DistBackendError(self._timeout_text(site, missing, timeout_s))
             time.sleep(_POLL_S)
 
     def store(self, prefix: str) -> dist.Store:
@@ -90,10 +91,10 @@ class Members:
         key = f"refused/{call}/{rank}"
         return self._store.get(key).decode() if self._store.check([key]) else None
 
-    def _timeout_text(self, site: Site, missing: list[int]) -> str:
+    def _timeout_text(self, site: Site, missing: list[int], timeout_s: float) -> str:
         ranks = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing))
         return (
-            f"{site}: rank {self.rank} waited {settings.timeout_s:g} s for {ranks} to make the same call (number "
+            f"{site}: rank {self.rank} waited {timeout_s:g} s for {ranks} to make the same call (number "
             f"{site.call} on this group). Late, dead, or busy with another call; flux_ops.set_timeout(seconds) allows "
             "more time."
         )

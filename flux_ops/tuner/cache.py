@@ -77,30 +77,34 @@ class Entry:
     date: str
 
     def to_json(self) -> dict:
-        fields = dataclasses.asdict(self)
-        return {**fields.pop("product"), **fields}
+        product = {name: getattr(self.product, name) for name in _PRODUCT_FIELDS}
+        return product | {name: getattr(self, name) for name in _ENTRY_FIELDS}
 
     @staticmethod
     def from_json(fields: object) -> "Entry":
         """Raises ValueError for what is no entry."""
         if not isinstance(fields, dict):
             raise ValueError(f"{fields!r} is no JSON object")
-        product = Product(**{f.name: _checked(fields, f) for f in dataclasses.fields(Product)})
-        rest = {f.name: _checked(fields, f) for f in dataclasses.fields(Entry) if f.name != "product"}
+        product = Product(**{name: _checked(fields, name, kind) for name, kind in _PRODUCT_FIELDS.items()})
+        rest = {name: _checked(fields, name, kind) for name, kind in _ENTRY_FIELDS.items()}
         if product.op not in OPS or product.layout not in LAYOUTS:
             raise ValueError(f"op is {product.op!r} and layout {product.layout!r}")
         return Entry(product, **rest)
 
 
-def _checked(fields: dict, field: dataclasses.Field):
-    value = fields.get(field.name)
-    if field.type is float and type(value) in (int, float) and math.isfinite(value) and value >= 0:
+_PRODUCT_FIELDS = {f.name: f.type for f in dataclasses.fields(Product)}
+_ENTRY_FIELDS = {f.name: f.type for f in dataclasses.fields(Entry) if f.name != "product"}
+
+
+def _checked(fields: dict, name: str, kind: type):
+    value = fields.get(name)
+    if kind is str and type(value) is str and value:
+        return value
+    if kind is int and type(value) is int and 1 <= value < 2**40:
+        return value
+    if kind is float and type(value) in (int, float) and 0 <= value < math.inf:
         return float(value)
-    if field.type is int and type(value) is int and 1 <= value < 2**40:
-        return value
-    if field.type is str and type(value) is str and value:
-        return value
-    raise ValueError(f"{field.name} is {value!r}")
+    raise ValueError(f"{name} is {value!r}")
 
 
 @dataclasses.dataclass(frozen=True)

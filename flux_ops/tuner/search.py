@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 import flux_ops
+from flux_ops.config import settings
 from flux_ops.launch import Place
 from flux_ops.rendezvous import Members, Site
 from flux_ops.tuner import timing
@@ -36,7 +37,19 @@ class StorePlace(Place):
     def everyone(self, value):
         self.said += 1
         site = Site((self.members.group_name, 0, self.said, "tune"))
-        return [json.loads(one) for one in self.members.exchange(site, f"said/{self.said}", json.dumps(value))]
+        patience = 3 * settings.timeout_s  # others may wait out a timeout, for this rank, before they answer
+        said = self.members.exchange(site, f"said/{self.said}", json.dumps(value), timeout_s=patience)
+        return [json.loads(one) for one in said]
+
+
+_groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+
+
+def _group_for_tuning(ranks: tuple[int, ...]) -> dist.ProcessGroup:
+    """A group with these ranks, made once: one that is made anew would find the keys of the one that is gone."""
+    if _groups.get(ranks) not in distributed_c10d._world.pg_map:
+        _groups[ranks] = dist.new_group(ranks, use_local_synchronization=True)
+    return _groups[ranks]
 
 
 class Tuner:
@@ -60,23 +73,19 @@ class Tuner:
             raise ValueError("tune: the group has one rank, so there is nothing to overlap.")
         ranks = dist.get_process_group_ranks(group)
         self._core, self._log, self._progress = core, log or (lambda line: None), progress or (lambda done, total: None)
-        self._own = dist.new_group(ranks, use_local_synchronization=True)
+        self._own = _group_for_tuning(tuple(sorted(ranks)))
         store = dist.PrefixStore("flux_tune", distributed_c10d._get_process_group_store(self._own))
         members = Members(self._own.group_name, self._own.rank(), self._own.size(), store)
         self.place = StorePlace(members.rank, members.world, device, None, self._own, members)
         self.clock = timing.Clock(self.place)
         self.device_name = device_name(device.type, -1 if device.index is None else device.index)
 
-    def close(self):
-        flux_ops.destroy(self._own)
-        with contextlib.suppress(RuntimeError):  # where the GPU has met a fault
-            dist.destroy_process_group(self._own)
-
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
-        self.close()
+    def __exit__(self, error, *_):
+        with contextlib.suppress(RuntimeError) if error else contextlib.nullcontext():  # the GPU may have met a fault
+            flux_ops.destroy(self._own)
 
     def product(self, op, m, n, k, dtype, layout="nk") -> Product:
         """The product as entries name it; ValueError if it can't be tuned here."""
@@ -197,9 +206,9 @@ def tune(
     """Measures how a product runs fastest, stores the choice, and lets the next strategy="auto" call of it use that.
 
     Collective: all ranks of the group call it with the same values, between the same two calls of the operators. It
-    takes some seconds; nothing is ever tuned inside a call of an operator. It makes a process group of its own for the
-    time: where the default group is bound to a device (device_id=...), all ranks of that one tune at once, each in its
-    group, as NCCL makes groups.
+    takes some seconds; nothing is ever tuned inside a call of an operator. The first time, it makes a process group of
+    its own: where the default group is bound to a device (device_id=...), all ranks of that one tune at once, each in
+    its group, as NCCL makes groups.
 
     Args:
         op: "ag_gemm" or "gemm_rs".
@@ -222,7 +231,7 @@ def tune(
     with Tuner(group, device) as tuner:
         place = tuner.place
         entry = tuner.measure(tuner.product(op, m, n, k, dtype, layout), rounds)
-        path = flux_ops.config.settings.tune_cache if path is None else path
+        path = settings.tune_cache if path is None else path
         error = ""
         if place.rank == 0 and path:
             try:

@@ -171,7 +171,7 @@ def test_read_only_file_system(path, monkeypatch):
 def test_a_lock_that_is_never_freed_is_an_error(path, monkeypatch):
     monkeypatch.setattr(cache, "LOCK_S", 0.05)
     store(path, [entry()], BUILD)
-    with cache._locked(path), pytest.raises(CacheError, match=r"held its lock for 0.05 s"):
+    with cache._locked(path), pytest.raises(CacheError, match="held its lock for"):
         store(path, [entry()], BUILD)
 
 
@@ -215,7 +215,7 @@ def _read(path, stop, reads):
         read(path, BUILD)
         with reads.get_lock():
             reads.value += 1
-        time.sleep(0.001)
+        time.sleep(0.05)
 
 
 def test_writers_and_readers_at_once_and_writers_that_are_killed(path):

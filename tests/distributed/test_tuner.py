@@ -1,0 +1,5 @@
+from tests.cases.tuner import TunerCases
+
+
+class TestTuner(TunerCases):
+    pass

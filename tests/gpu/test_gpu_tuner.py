@@ -1,0 +1,5 @@
+from tests.cases.tuner import TunerCases
+
+
+class TestGpuTuner(TunerCases):
+    pass
