@@ -19,9 +19,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import torch
 import torch.nn.functional as F
 
-from benchmarks import report, timing
-from benchmarks.candidates import GEMM, MAX_COPIES, ROTATE_BYTES, Shape, difference
+from benchmarks import report
 from flux_ops import extension
+from flux_ops.tuner import timing
+from flux_ops.tuner.measure import GEMM, MAX_COPIES, ROTATE_BYTES, difference
+from flux_ops.tuner.shapes import Shape
 
 SAMPLE_US = 4e3
 TOLERANCE = 2e-2
@@ -45,8 +47,8 @@ class Row:
     """One product: operands in rotation, and the candidates on them."""
 
     def __init__(self, op, shape, tp):
-        x_size, w_size = shape.operand_sizes(op, tp)
-        x_size = (shape.m, x_size[1])
+        m, n, k = shape.product(op, tp)
+        x_size, w_size = (m, k), (n, k)
         gen = torch.Generator("cuda").manual_seed(1)
         per_call = 2 * (x_size[0] * x_size[1] + w_size[0] * w_size[1])
         copies = min(max(ROTATE_BYTES // per_call, 1), MAX_COPIES)

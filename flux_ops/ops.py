@@ -75,9 +75,7 @@ def ag_gemm(
         dist.all_gather_into_tensor(gathered, x, group=group)
         y = torch.nn.functional.linear(gathered, weight, bias)
 
-    "decomposed" is a sequence of library GEMMs on chunks that copy engines move. On CUDA its configuration
-    "uniform-fused-2d/c2" adds up two products of 16-bit operands in y: that rounds y once more than one product does,
-    and in float16 wants the first of the two below 65520 as well.
+    "decomposed" is a sequence of library GEMMs on chunks that copy engines move.
 
     Method: FLUX (papers/flux.txt), section 3.2; "decomposed": FiCCO (papers/ficco.txt), section V.
     """

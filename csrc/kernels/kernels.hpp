@@ -46,9 +46,9 @@ inline constexpr KernelRow kKernels[] = {
     // few tiles, short K: finer waves
     {{"p128x128_2x1", {128, 128, 2, 1}, 1}, {0.429, -1.6}, FLUX_LAUNCHERS(p128x128_2x1)},
     // where N ends in a third of a tile of the first, or its last wave is nearly empty
-    {{"c128x256_2x1", {128, 256, 2, 1}, 2}, {0.385, 0.8}, FLUX_LAUNCHERS(c128x256_2x1)},
+    {{"c128x256_2x1", {128, 256, 2, 1}, 2}, {0.385, 3.0}, FLUX_LAUNCHERS(c128x256_2x1)},
     // the same for tall chunks whose N ends in half a tile of 256
-    {{"c256x128_2x1", {256, 128, 2, 1}, 2}, {0.388, 0.8}, FLUX_LAUNCHERS(c256x128_2x1)},
+    {{"c256x128_2x1", {256, 128, 2, 1}, 2}, {0.388, 3.0}, FLUX_LAUNCHERS(c256x128_2x1)},
 };
 #undef FLUX_LAUNCHERS
 inline constexpr int kNumKernels = sizeof(kKernels) / sizeof(kKernels[0]);

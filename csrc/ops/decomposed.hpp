@@ -66,7 +66,7 @@ inline ChunkSchedule choose_schedule(Problem const& problem) {
 }
 
 // The paper cuts a shard into as many chunks as there are ranks: no more, and none too small for a copy engine to run
-// at full speed. Along K there are two, so that y is rounded once more, not more often (see sums_in_result). A GEMM of
+// at full speed. Along K there are two: each more reads and writes the sums once more. A GEMM of
 // gemm_rs keeps the copy engine busy while the next one runs: two of them do.
 inline Decomposition choose_decomposition(Problem const& problem) {
   constexpr int64_t kFullSpeedBytes = int64_t{4} << 20;
@@ -95,9 +95,8 @@ inline AgSchedule ag_schedule_of(Problem const& problem) {
   return make_ag_schedule(d.schedule, problem.rank, problem.world, problem.rows, problem.k, d.chunks);
 }
 
-// Whether GEMMs along K add up in y itself. Two of them round a 16-bit sum once more than one GEMM does, which stays
-// within twice its error; more of them add up in fp32.
-inline bool sums_in_result(DataType dtype, int num_sums) { return element_size(dtype) != 2 || num_sums <= 2; }
+// Whether GEMMs along K add up in y itself. Sums of 16 bits would be rounded once a GEMM: they add up in fp32.
+inline bool sums_in_result(DataType dtype, int num_sums) { return element_size(dtype) != 2 || num_sums <= 1; }
 
 // Why the strategy can't run this problem on any backend, as the end of a sentence; empty if it can.
 inline std::string why_not_decomposed(Problem const& problem) {

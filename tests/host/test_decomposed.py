@@ -18,7 +18,7 @@ TESTS = [
     "ranks_choose_alike",
     "the_heuristic_is_that_of_the_paper",
     "huge_extents_are_refused",
-    "sums_of_16_bits_are_few",
+    "sums_of_16_bits_are_wide",
 ]
 
 
