@@ -3,7 +3,7 @@
 //
 //   stores   math warps, tile by tile, to the local send buffer; they count finished tiles
 //   pushes   the copy engine, piece by piece, when the count of a piece is reached; then the piece's signal
-//   waits    the math warps of the own chunk, once per tile, for that tile's piece from each peer
+//   waits    a warp that brings the partials, once per tile of the own chunk, for that tile's piece from each peer
 //
 // The sum over ranks is part of the last chunk's epilogue: no reduction kernel, no atomics on data, and the order of
 // the additions is fixed. Source: FLUX, section 3 (reduce-scatter epilogue fused into the GEMM).

@@ -44,11 +44,11 @@ class RsEpilogue : public Stock_ {
   static constexpr int kAccumulators = cute::size<0>(TileShapeMNK{}) * cute::size<1>(TileShapeMNK{}) / Threads;
   static constexpr int kVectors = kAccumulators / 8;  // 16-byte vectors of a thread
   static constexpr int kVectorBytes = Threads * 16;
-  static constexpr int kSlots =
-      (16 << 10) / kVectorBytes;  // partials ahead of their use: 16 KB hide the memory's latency
+  static constexpr int kSlots = (16 << 10) / kVectorBytes;  // vectors brought ahead: 16 KB hide the memory's latency
   static constexpr int64_t kTileBytes =
       rs_tile_bytes(cute::size<0>(TileShapeMNK{}), cute::size<1>(TileShapeMNK{}), sizeof(ElementD));
   static_assert(kTileBytes == int64_t{kVectors} * kVectorBytes, "a tile is its fragments, nothing else");
+  static_assert(kVectors % kSlots == 0, "the partials of every tile begin in the first slot");
 
   using LoadPipeline = cutlass::PipelineTransactionAsync<kSlots>;
   using LoadPipelineState = cutlass::PipelineState<kSlots>;
