@@ -144,3 +144,19 @@ def test_sdist_has_all_that_a_build_reads(tmp_path):
         wanted |= {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob(pattern)}
     assert wanted <= files, sorted(wanted - files)
     assert not [name for name in files if name.endswith((".so", ".o", ".pyc"))]
+
+
+def test_tuned_choices_that_the_package_brings_are_installed(project):
+    shutil.copy(ROOT / "MANIFEST.in", project)
+    caches = project / "flux_ops" / "tuner" / "caches"
+    caches.mkdir(parents=True)
+    (project / "flux_ops" / "tuner" / "__init__.py").touch()
+    (caches / "h100.json").write_text("{}")
+    for command, made in (("build_py", "build/**/flux_ops/tuner/caches/h100.json"), ("sdist", "dist/*.tar.gz")):
+        done = subprocess.run(
+            [sys.executable, "setup.py", "--quiet", command], cwd=project, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        (path,) = project.glob(made)
+    with tarfile.open(path) as tar:
+        assert [name for name in tar.getnames() if name.endswith("flux_ops/tuner/caches/h100.json")]

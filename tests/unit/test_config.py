@@ -11,6 +11,7 @@ from flux_ops.config import check_timeout, read_environment
 def test_defaults():
     settings = read_environment({})
     assert (settings.timeout_s, settings.check_ranks, settings.cpu_threads) == (30.0, True, 0)
+    assert (settings.tune_cache, settings.shipped_caches) == ("", True)  # there is no home
 
 
 def test_values():
@@ -19,11 +20,28 @@ def test_values():
 
 
 @pytest.mark.parametrize(
+    "env,path,shipped",
+    (
+        ({"HOME": "/home/a"}, "/home/a/.cache/flux_ops/tune.json", True),
+        ({"HOME": "/home/a", "XDG_CACHE_HOME": "/cache"}, "/cache/flux_ops/tune.json", True),
+        ({"HOME": "/home/a", "XDG_CACHE_HOME": "relative"}, "/home/a/.cache/flux_ops/tune.json", True),
+        ({"HOME": "/home/a", "FLUX_TUNE_CACHE": "x.json"}, "x.json", True),
+        ({"HOME": "/home/a", "FLUX_TUNE_CACHE": "off"}, "", False),
+        ({"HOME": ""}, "", True),
+    ),
+)
+def test_file_of_tuned_choices(env, path, shipped):
+    settings = read_environment(env)
+    assert (settings.tune_cache, settings.shipped_caches) == (path, shipped)
+
+
+@pytest.mark.parametrize(
     "name,junk",
     (
         *(("FLUX_TIMEOUT", junk) for junk in ("", "soon", "0", "-1", "nan", "inf", "1e999")),
         *(("FLUX_CHECK", junk) for junk in ("", "yes", "2", "false")),
         *(("FLUX_CPU_THREADS", junk) for junk in ("", "many", "0", "-2", "1.5", "100000")),
+        *(("FLUX_TUNE_CACHE", junk) for junk in ("", "  ")),
     ),
 )
 def test_junk_is_an_error_that_names_variable_and_value(name, junk):
