@@ -48,7 +48,9 @@ _groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 def _group_for_tuning(ranks: tuple[int, ...]) -> dist.ProcessGroup:
     """A group with these ranks, made once: one that is made anew would find the keys of the one that is gone."""
     if _groups.get(ranks) not in distributed_c10d._world.pg_map:
-        _groups[ranks] = dist.new_group(ranks, use_local_synchronization=True)
+        # Where the members alone make a group, its name depends on how many groups each of them has.
+        everyone = len(ranks) == dist.get_world_size()
+        _groups[ranks] = dist.new_group(ranks, use_local_synchronization=not everyone)
     return _groups[ranks]
 
 
