@@ -116,8 +116,9 @@ std::string config_names() {
 WorkspaceNeeds workspace_needs(Problem const& p) {
   int64_t const size = element_size(p.dtype), send_bytes = sizeof(CallWords);
   if (p.op == Op::kAgGemm) return {ag_region_bytes(p.world, p.rows, p.k, size), send_bytes};
-  int64_t const padded = round_up(p.rows, int64_t{kLargestExtent}) * round_up(p.n, int64_t{kLargestExtent});
-  return {(p.world - 1) * padded * size, send_bytes};
+  TileShape const largest{kLargestExtent, kLargestExtent, /*cluster_m=*/1, /*cluster_n=*/1};
+  int64_t const tiles = make_tile_order(p.rows, p.n, largest, /*swizzle=*/1, /*along_n=*/true).num_tiles();
+  return {rs_region_bytes(p.world, tiles, rs_tile_bytes(kLargestExtent, kLargestExtent, size)), send_bytes};
 }
 
 std::string why_not_decomposed(Problem const& problem) { return flux::why_not_decomposed(problem); }

@@ -57,7 +57,6 @@ void gemm_rs_decomposed(Problem const& p, Operands const& o, WorkspaceView const
   exchange.announce();
 
   int64_t const size = element_size(p.dtype);
-  int64_t const slot_bytes = rs_chunk_bytes(p.rows, p.n, size);
   std::vector<at::Tensor> partials(products.size());
   Progress progress;
 
@@ -65,8 +64,8 @@ void gemm_rs_decomposed(Problem const& p, Operands const& o, WorkspaceView const
     for (size_t i = 0; i + 1 < products.size() && progress.wait_for(i + 1); ++i) {
       RsProduct const& one = products[i];
       int const slot = rs_slot(one.owner, p.world, p.rank);
-      std::memcpy(exchange.region(one.owner) + slot * slot_bytes + one.row * p.n * size, partials[i].const_data_ptr(),
-                  one.rows * p.n * size);
+      std::memcpy(exchange.region(one.owner) + rs_chunk_offset(slot, one.row, p.rows, p.n, size),
+                  partials[i].const_data_ptr(), one.rows * p.n * size);
       exchange.signal(one.owner, one.piece);
     }
   };
@@ -77,8 +76,8 @@ void gemm_rs_decomposed(Problem const& p, Operands const& o, WorkspaceView const
       at::Tensor part = own;
       if (source != p.rank) {
         for (int piece = 0; piece < pieces.count(); ++piece) exchange.wait(source, piece, p.world, "step");
-        std::byte* const staged = exchange.region(p.rank) + rs_slot(p.rank, p.world, source) * slot_bytes;
-        part = view_matrix(p.dtype, staged, p.rows, p.n, p.n);
+        int64_t const offset = rs_chunk_offset(rs_slot(p.rank, p.world, source), 0, p.rows, p.n, size);
+        part = view_matrix(p.dtype, exchange.region(p.rank) + offset, p.rows, p.n, p.n);
       }
       part = part.to(accumulation_type(p.dtype));
       total = source == 0 ? part.clone() : total.add_(part);

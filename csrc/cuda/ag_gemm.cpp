@@ -42,16 +42,7 @@ void ag_gemm(Problem const& problem, LaunchPlan const& plan, Operands const& ope
     }
   }
   call.join();
-
-  if (operands.gathered != nullptr) {  // every shard has arrived when the kernel is done
-    auto* gathered = static_cast<std::byte*>(operands.gathered);
-    int64_t const shard_bytes = ag_shard_bytes(problem.rows, problem.k, size);
-    for (int source = 0; source < problem.world; ++source) {
-      std::byte const* const from = source == problem.rank ? shard : region + offset_of(source);
-      check(cudaMemcpyAsync(gathered + offset_of(source), from, shard_bytes, cudaMemcpyDeviceToDevice, stream),
-            "copying the gathered operand");
-    }
-  }
+  copy_gathered(problem, operands, region, stream);  // every shard has arrived when the kernel is done
 }
 
 }  // namespace flux::cuda

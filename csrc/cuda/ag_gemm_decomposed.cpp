@@ -38,11 +38,6 @@ void ag_gemm_decomposed(Problem const& p, Operands const& operands, Workspace& w
   TORCH_INTERNAL_ASSERT(view.layout.region_bytes >= ag_region_bytes(p.world, p.rows, p.k, size));
   auto const offset_of = [&](int source) { return ag_shard_offset(source, p.rows, p.k, size); };
   auto const begin_of = [&](Block const& block) { return block.row * row_bytes + block.k * size; };
-  auto const copy_shard = [&](void* to, void const* from) {
-    check(cudaMemcpyAsync(to, from, ag_shard_bytes(p.rows, p.k, size), cudaMemcpyDeviceToDevice, stream),
-          "copying a shard on this GPU");
-  };
-
   auto const push = [&](AgPush const& one) {
     Block const block = schedule.block(one.piece);
     std::byte* const to = view.region(one.peer, call.parity()) + offset_of(p.rank) + begin_of(block);
@@ -82,7 +77,9 @@ void ag_gemm_decomposed(Problem const& p, Operands const& operands, Workspace& w
   // uniform products take their operand.
   int step = 0;
   if (is_uniform(schedule.kind)) {
-    copy_shard(region + offset_of(p.rank), shard);
+    check(cudaMemcpyAsync(region + offset_of(p.rank), shard, ag_shard_bytes(p.rows, p.k, size),
+                          cudaMemcpyDeviceToDevice, stream),
+          "copying the own shard");
   } else {
     compute(products[step], step);
     ++step;
@@ -91,13 +88,7 @@ void ag_gemm_decomposed(Problem const& p, Operands const& operands, Workspace& w
   for (; step < static_cast<int>(products.size()); ++step) compute(products[step], step);
   if (wide_sums) gemm.finish(result, sums);
   call.join();
-
-  if (operands.gathered != nullptr) {  // every shard has arrived when the last product is done
-    auto* gathered = static_cast<std::byte*>(operands.gathered);
-    for (int source = 0; source < p.world; ++source) {
-      copy_shard(gathered + offset_of(source), source == p.rank ? shard : region + offset_of(source));
-    }
-  }
+  copy_gathered(p, operands, region, stream);  // every shard has arrived when the last product is done
 }
 
 }  // namespace flux::cuda

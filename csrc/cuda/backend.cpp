@@ -89,7 +89,7 @@ WorkspaceNeeds workspace_needs(Problem const& problem) {
   if (problem.op == Op::kAgGemm) {
     return {ag_region_bytes(problem.world, problem.rows, problem.k, element_size(problem.dtype)), 0};
   }
-  int64_t const bytes = (problem.world - 1) * largest_padded_chunk(problem) * element_size(problem.dtype);
+  int64_t const bytes = largest_rs_region_bytes(problem);
   return {bytes, bytes};
 }
 

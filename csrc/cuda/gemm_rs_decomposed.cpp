@@ -25,7 +25,9 @@ void gemm_rs_decomposed(Problem const& p, Operands const& operands, Workspace& w
   Call call(workspace, p, info, stream);
 
   int64_t const size = element_size(p.dtype);
-  int64_t const slot_bytes = rs_chunk_bytes(p.rows, p.n, size);
+  auto const offset_of = [&](int owner, int source, int64_t row) {
+    return rs_chunk_offset(rs_slot(owner, p.world, source), row, p.rows, p.n, size);
+  };
   LibraryGemm const gemm(p, operands);
   auto const* const x = static_cast<std::byte const*>(operands.x);
   for (RsProduct const& one : rs_products(p.rank, p.world, p.rows, pieces)) {
@@ -34,12 +36,11 @@ void gemm_rs_decomposed(Problem const& p, Operands const& operands, Workspace& w
       gemm.product(gemm.matrix(operands.y, p.rows, p.n, p.n), x_rows, /*with_bias=*/false);
       continue;
     }
-    int64_t const offset = one.row * p.n * size;
-    std::byte* const from = view.send_buffer() + rs_slot(p.rank, p.world, one.owner) * slot_bytes + offset;
-    std::byte* const to = view.region(one.owner, call.parity()) + rs_slot(one.owner, p.world, p.rank) * slot_bytes;
+    std::byte* const from = view.send_buffer() + offset_of(p.rank, one.owner, one.row);
+    std::byte* const to = view.region(one.owner, call.parity()) + offset_of(one.owner, p.rank, one.row);
     gemm.product(gemm.matrix(from, one.rows, p.n, p.n), x_rows, /*with_bias=*/false);
     call.fork();
-    call.push(to + offset, from, one.rows * p.n * size, call.arrived(one.owner, p.rank) + one.piece);
+    call.push(to, from, one.rows * p.n * size, call.arrived(one.owner, p.rank) + one.piece);
   }
 
   Arrivals const all{0, p.world, 0, pieces.count(), p.world};
@@ -47,7 +48,7 @@ void gemm_rs_decomposed(Problem const& p, Operands const& operands, Workspace& w
   ReduceArgs args{};
   for (int source = 0; source < p.world; ++source) {
     std::byte const* const staged = view.region(p.rank, call.parity());
-    args.part[source] = source == p.rank ? operands.y : staged + rs_slot(p.rank, p.world, source) * slot_bytes;
+    args.part[source] = source == p.rank ? operands.y : staged + offset_of(p.rank, source, 0);
   }
   args.world = p.world;
   args.bias = operands.bias;

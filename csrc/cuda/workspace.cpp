@@ -122,4 +122,17 @@ void Call::join() {
   check(cudaStreamWaitEvent(stream_, workspace_.join_, 0), "joining the copy stream");
 }
 
+void copy_gathered(Problem const& problem, Operands const& operands, std::byte const* region, cudaStream_t stream) {
+  if (operands.gathered == nullptr) return;
+  int64_t const size = element_size(problem.dtype);
+  auto* const gathered = static_cast<std::byte*>(operands.gathered);
+  for (int source = 0; source < problem.world; ++source) {
+    int64_t const offset = ag_shard_offset(source, problem.rows, problem.k, size);
+    void const* const from = source == problem.rank ? operands.x : region + offset;
+    check(cudaMemcpyAsync(gathered + offset, from, ag_shard_bytes(problem.rows, problem.k, size),
+                          cudaMemcpyDeviceToDevice, stream),
+          "copying the gathered operand");
+  }
+}
+
 }  // namespace flux::cuda

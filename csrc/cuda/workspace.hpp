@@ -88,6 +88,9 @@ class Call {
   SignalWait wait_;
 };
 
+// Fills operands.gathered, where it is asked for, from the own shard and the region where all others have arrived.
+void copy_gathered(Problem const& problem, Operands const& operands, std::byte const* region, cudaStream_t stream);
+
 // Throws a c10::Error with the failed action's name.
 void check(cudaError_t error, char const* action);
 

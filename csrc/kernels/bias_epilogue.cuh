@@ -12,6 +12,7 @@ namespace flux {
 template <class Element, class Accumulators, class TileShapeT, class TiledMma>
 CUTLASS_DEVICE void add_bias(Accumulators& acc, Element const* bias, int n0, int cols, TileShapeT tile,
                              TiledMma const& tiled_mma, int thread_idx) {
+  static_assert(decltype(cute::size<2>(acc.layout()))::value == 1, "one MMA spans the columns of a tile");
   auto const coords = tiled_mma.get_slice(thread_idx).partition_C(cute::make_identity_tensor(cute::take<0, 2>(tile)));
   CUTLASS_PRAGMA_UNROLL
   for (int block = 0; block < cute::size<0, 2>(acc.layout()); ++block) {

@@ -99,14 +99,14 @@ std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, A
   }
   std::string const slower = backend_why_fused_is_slower(problem, device.type());
   plan->choice = choose_strategy(args.strategy, local, why_not, slower);
-  Problem chosen = problem;
   if (!tuned.choice.empty() && !plan->choice.fell_back) {
+    Problem chosen = problem;
     chosen.config = asked_config(tuned.choice);
     std::string const why_not_it =
         why_not_tuned(tuned, chosen, device.type(), state.on(device.type()).why_not_connected);
     if (why_not_it.empty()) {
       plan->choice = {asked_strategy(tuned.choice), "tuned: " + tuned.origin};
-      plan->problem.config = chosen.config;
+      plan->problem = chosen;
     } else {
       hooks().warn_once("the tuned choice '" + tuned.choice + "' is ignored (" + tuned.origin + "): " + why_not_it);
     }

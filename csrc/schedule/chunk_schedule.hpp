@@ -130,5 +130,8 @@ inline std::vector<RsProduct> rs_products(int rank, int world, int64_t rows, Pie
 inline int64_t rs_chunk_bytes(int64_t rows, int64_t n, int64_t element_size) {
   return round_up(rows * n * element_size, 16);
 }
+inline int64_t rs_chunk_offset(int slot, int64_t row, int64_t rows, int64_t n, int64_t element_size) {
+  return slot * rs_chunk_bytes(rows, n, element_size) + row * n * element_size;
+}
 
 }  // namespace flux

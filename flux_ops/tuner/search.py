@@ -45,11 +45,29 @@ class StorePlace(Place):
 _groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
 
-def _group_for_tuning(ranks: tuple[int, ...]) -> dist.ProcessGroup:
-    """A group with these ranks, made once: one that is made anew would find the keys of the one that is gone."""
+def _members_of(group: dist.ProcessGroup) -> Members:
+    store = dist.PrefixStore("flux_tune", distributed_c10d._get_process_group_store(group))
+    return Members(group.group_name, group.rank(), group.size(), store)
+
+
+def _group_for_tuning(parent: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A group with the ranks of `parent`, made once: one that is made anew would find the keys of the one that is gone.
+
+    Where the members alone make a group, torch's name for it depends on how many groups each of them has, and members
+    with unlike names would wait for each other: they compare their numbers first.
+    """
+    ranks = tuple(sorted(dist.get_process_group_ranks(parent)))
     if _groups.get(ranks) not in distributed_c10d._world.pg_map:
-        # Where the members alone make a group, its name depends on how many groups each of them has.
         everyone = len(ranks) == dist.get_world_size()
+        if not everyone:
+            site = Site((parent.group_name, 0, 0, "tune"))
+            counts = _members_of(parent).exchange(site, "groups", str(len(distributed_c10d._world.pg_names)))
+            if len(set(counts)) > 1:
+                raise ValueError(
+                    f"{site}: ranks {', '.join(map(str, ranks))} are in {', '.join(counts)} process groups. They can "
+                    "make another one only where they are in equally many: tune before the groups are made, or with "
+                    "python -m flux_ops tune."
+                )
         _groups[ranks] = dist.new_group(ranks, use_local_synchronization=not everyone)
     return _groups[ranks]
 
@@ -73,11 +91,9 @@ class Tuner:
         group = dist.group.WORLD if group is None else group
         if group.size() == 1:
             raise ValueError("tune: the group has one rank, so there is nothing to overlap.")
-        ranks = dist.get_process_group_ranks(group)
         self._core, self._log, self._progress = core, log or (lambda line: None), progress or (lambda done, total: None)
-        self._own = _group_for_tuning(tuple(sorted(ranks)))
-        store = dist.PrefixStore("flux_tune", distributed_c10d._get_process_group_store(self._own))
-        members = Members(self._own.group_name, self._own.rank(), self._own.size(), store)
+        self._own = _group_for_tuning(group)
+        members = _members_of(self._own)
         self.place = StorePlace(members.rank, members.world, device, None, self._own, members)
         self.clock = timing.Clock(self.place)
         self.device_name = device_name(device.type, -1 if device.index is None else device.index)
@@ -227,7 +243,8 @@ def tune(
     Returns the choice, as `strategy` takes it: "sequential", or "fused:CONFIG". Every candidate is checked against the
     plain sequence before it may win, and the plain sequence is one. On a GPU, what runs is a CUDA graph.
 
-    Raises ValueError for sizes that can't be run, TunerStopped if a candidate costs the process its CUDA context.
+    Raises ValueError for sizes that can't be run, and for a group of some of the ranks that are not in equally many
+    process groups; TunerStopped if a candidate costs the process its CUDA context.
     """
     hooks = flux_ops.ops._hooks
     with Tuner(group, device) as tuner:

@@ -8,10 +8,12 @@ import torch.distributed as dist
 
 import flux_ops
 from flux_ops import extension
-from tests.cases.base import BF16, FP16, FP32, FP64, OPS, Case, call, check, check_or_refusal, make, refused
+from tests.cases import shapes
+from tests.cases.base import BF16, FP16, FP32, FP64, OPS, Case, call, check, make, refused
+from tests.cases.dispatch import poisoned_workspace
 from tests.cases.faults import SLACK_S, call_and_sync, case_of, dead, expect_timeouts, late
 from tests.cases.numerics import accuracy, adds_in_rank_order, reduces_in_fp32, repeats_bitwise, specials
-from tests.cases.reuse import sequence_of
+from tests.cases.reuse import constant_lag, sequence_of
 from tests.harness.compare import Findings, first_difference
 
 DTYPES = (BF16, FP16, FP32, FP64)
@@ -39,70 +41,6 @@ def every_configuration(ctx, op):
     return findings.finish()
 
 
-def dtypes_and_bias(ctx, op):
-    findings = Findings()
-    for dtype in DTYPES:
-        for bias in (False, True):
-            for layout in ("nk", "kn"):
-                for strategy in strategies(op):
-                    case = Case(op, 96, 136, 264, dtype=dtype, bias=bias, layout=layout, seed=3)
-                    findings.add(f"{strategy} {case}", check(ctx, case, strategy=strategy))
-    return findings.finish()
-
-
-def rank_codes(ctx, op):
-    findings = Findings()
-    for rows in (1, 8, 200):
-        for strategy in strategies(op):
-            case = Case(op, rows, 72, 64, data="rankcode")
-            findings.add(f"{strategy} {case}", check(ctx, case, strategy=strategy))
-    return findings.finish()
-
-
-def gathered(ctx):
-    findings = Findings()
-    for strategy in strategies("ag_gemm"):
-        for rows, bias in ((8, False), (72, True), (256, False)):
-            case = Case("ag_gemm", rows, 80, 264, bias=bias, seed=rows)
-            operands = make(ctx, case)
-            y, whole = call(operands, strategy=strategy, return_gathered=True)
-            want = operands.expected().to(case.dtype)
-            findings.add(f"{strategy} y {case}", first_difference(y, want, rank=ctx.rank, rows_per_chunk=rows))
-            difference = first_difference(whole, operands.gathered(), rank=ctx.rank, rows_per_chunk=rows)
-            findings.add(f"{strategy} gathered {case}", difference)
-    return findings.finish()
-
-
-def empty(ctx, op):
-    findings = Findings()
-    for rows, n, k in ((0, 64, 64), (16, 0, 64), (16, 64, 0), (0, 0, 64)):
-        for bias in (False, True):
-            case = Case(op, rows, n, k, bias=bias)
-            findings.add(f"{case}", check_or_refusal(ctx, case, strategy="decomposed")[0])
-    findings.add("a usual call afterwards", check(ctx, Case(op, 32, 64, 64), strategy="decomposed"))
-    return findings.finish()
-
-
-def poisoned_workspace(ctx, op):
-    """NaN in every byte that peers write: a chunk read before it has come would show."""
-    findings = Findings()
-    much = (1024, 64, 1024) if op == "ag_gemm" else (1024, 1024, 64)
-    if ctx.is_cuda:
-        much = tuple(4 * size for size in much)
-    flux_ops.prepare(op=op, max_m=much[0] * ctx.world, n=max(much[1], 264), k=max(much[2], 264), dtype=BF16)
-    workspace = flux_ops.ops._hooks.workspace(dist.group.WORLD.group_name, ctx.device.type)
-    for rows, n, k in ((129, 264, 136), much):
-        for turn, strategy in enumerate(strategies(op)):
-            case = Case(op, rows, n, k, seed=rows + turn)
-            ctx.sync()
-            dist.barrier()
-            workspace.poison()
-            ctx.sync()
-            dist.barrier()
-            findings.add(f"{strategy} {case}", check(ctx, case, strategy=strategy))
-    return findings.finish()
-
-
 def mixed(ctx, rounds, slow_s):
     """Calls of all strategies on one workspace, shapes changing, a rank in turn late; checked at the end."""
     rng = random.Random(9)
@@ -121,21 +59,6 @@ def mixed(ctx, rounds, slow_s):
         want = make(ctx, case).expected().to(case.dtype)
         difference = first_difference(y, want, rank=ctx.rank, rows_per_chunk=case.rows)
         findings.add(f"{strategy} {case}", difference)
-    return findings.finish()
-
-
-def constant_lag(ctx, op, laggard, slow_s):
-    findings = Findings()
-    results = []
-    for turn, strategy in enumerate(2 * strategies(op)):
-        case = Case(op, 64, 128, 128, seed=turn)
-        operands = make(ctx, case)
-        if ctx.rank == laggard:
-            ctx.stall(slow_s)
-        results.append((strategy, case, call(operands, strategy=strategy)))
-    for strategy, case, y in results:
-        want = make(ctx, case).expected().to(BF16)
-        findings.add(f"{strategy} {case}", first_difference(y, want, rank=ctx.rank, rows_per_chunk=64))
     return findings.finish()
 
 
@@ -185,14 +108,6 @@ def backward(ctx, op):
         assert problem is None, problem
 
 
-def opcheck(ctx, op):
-    operands = make(ctx, Case(op, 16, 64, 64, dtype=BF16 if ctx.is_cuda else FP32, bias=True))
-    tensors = [operands.x.requires_grad_(), operands.weight.requires_grad_(), operands.bias]
-    name = dist.group.WORLD.group_name
-    rest = (name, True, "decomposed") if op == "ag_gemm" else (name, "decomposed")
-    torch.library.opcheck(getattr(torch.ops.flux, op).default, (*tensors, *rest))
-
-
 def unlike_strategies(ctx, op, theirs, culprit):
     """The culprit runs another strategy, or configuration, of a call that all have made before."""
     operands = make(ctx, case_of(ctx, op))
@@ -213,29 +128,29 @@ class DecomposedCases:
 
     @pytest.mark.parametrize("op", OPS)
     def test_dtypes_bias_layouts(self, ranks, op, record_property):
-        record_property("cells", ranks.run(dtypes_and_bias, op)[0])
+        record_property("cells", ranks.run(shapes.dtypes_and_bias, op, strategies(op), DTYPES)[0])
 
     @pytest.mark.parametrize("op", OPS)
     def test_rank_codes(self, ranks, op, record_property):
-        record_property("cells", ranks.run(rank_codes, op)[0])
+        record_property("cells", ranks.run(shapes.rank_codes, op, strategies(op))[0])
 
     def test_gathered_operand(self, ranks, record_property):
-        record_property("cells", ranks.run(gathered)[0])
+        record_property("cells", ranks.run(shapes.gathered, strategies("ag_gemm"))[0])
 
     @pytest.mark.parametrize("op", OPS)
     def test_empty_extents(self, ranks, op, record_property):
-        record_property("cells", ranks.run(empty, op)[0])
+        record_property("cells", ranks.run(shapes.empty, op, "decomposed")[0])
 
     @pytest.mark.parametrize("op", OPS)
     def test_poisoned_workspace(self, ranks, op, record_property):
-        record_property("cells", ranks.run(poisoned_workspace, op)[0])
+        record_property("cells", ranks.run(poisoned_workspace, op, strategies(op))[0])
 
     def test_all_strategies_on_one_group(self, ranks, record_property):
         record_property("cells", ranks.run(mixed, self.rounds, self.slow_s)[0])
 
     @pytest.mark.parametrize("op", OPS)
     def test_one_rank_always_late(self, ranks, op, record_property):
-        record_property("cells", ranks.run(constant_lag, op, ranks.world - 1, self.slow_s)[0])
+        record_property("cells", ranks.run(constant_lag, op, ranks.world - 1, 24, self.slow_s, strategies(op))[0])
 
     @pytest.mark.parametrize("op", OPS)
     def test_workspace_grows(self, ranks, op, record_property):
@@ -248,11 +163,6 @@ class DecomposedCases:
     @pytest.mark.parametrize("op", OPS)
     def test_backward(self, ranks, op):
         ranks.run(backward, op)
-
-    @pytest.mark.worlds(2)
-    @pytest.mark.parametrize("op", OPS)
-    def test_opcheck(self, ranks, op):
-        ranks.run(opcheck, op)
 
     @pytest.mark.parametrize("dtype", (BF16, FP16), ids=("bf16", "fp16"))
     @pytest.mark.parametrize("op", OPS)

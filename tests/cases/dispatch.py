@@ -10,12 +10,15 @@ from tests.harness.compare import Findings, first_difference
 
 
 def opcheck(ctx, op, strategy, bias):
-    """torch.library's own checks: schema, fake kernel, autograd registration, AOT dispatch with dynamic shapes."""
+    """torch.library's own checks: schema, fake kernel, autograd registration, AOT dispatch with dynamic shapes.
+
+    The cases with a bias ask for the gathered operand too.
+    """
     case = Case(op, 16, 64, 64, dtype=BF16 if ctx.is_cuda else FP32, bias=bias)
     operands = make(ctx, case)
     tensors = [operands.x.requires_grad_(), operands.weight.requires_grad_(), operands.bias]
     name = dist.group.WORLD.group_name
-    rest = (name, False, strategy) if op == "ag_gemm" else (name, strategy)
+    rest = (name, bias, strategy) if op == "ag_gemm" else (name, strategy)
     torch.library.opcheck(getattr(torch.ops.flux, op).default, (*tensors, *rest))
 
 
@@ -62,7 +65,7 @@ def dispatch_record(ctx, op):
         assert bool(record.config) == (ran == "fused"), record
 
 
-def poisoned_workspace(ctx, op):
+def poisoned_workspace(ctx, op, strategies=("fused",)):
     """NaN in every byte that peers write: a tile read before it has come, or never sent, would show."""
     findings = Findings()
     # In the last size little is computed and much is sent: the reader waits while the data is on its way.
@@ -72,21 +75,22 @@ def poisoned_workspace(ctx, op):
     flux_ops.prepare(op=op, max_m=much[0] * ctx.world, n=max(much[1], 264), k=max(much[2], 264), dtype=BF16)
     workspace = flux_ops.ops._hooks.workspace(dist.group.WORLD.group_name, ctx.device.type)
     for rows, n, k in ((40, 72, 64), (129, 264, 136), (8, 24, 264), much):
-        for parity in range(4 if rows == much[0] else 2):
-            case = Case(op, rows, n, k, seed=rows + parity)
+        for turn in range(max(len(strategies), 4 if rows == much[0] else 2)):
+            strategy = strategies[turn % len(strategies)]
+            case = Case(op, rows, n, k, seed=rows + turn)
             ctx.sync()
             dist.barrier()
             workspace.poison()
             ctx.sync()
             dist.barrier()
-            findings.add(case, check(ctx, case))
+            findings.add(f"{strategy} {case}", check(ctx, case, strategy=strategy))
     return findings.finish()
 
 
 class DispatchCases:
     @pytest.mark.worlds(2)
     @pytest.mark.parametrize("bias", (False, True), ids=("no bias", "bias"))
-    @pytest.mark.parametrize("strategy", ("fused", "sequential"))
+    @pytest.mark.parametrize("strategy", ("fused", "decomposed", "sequential"))
     @pytest.mark.parametrize("op", OPS)
     def test_opcheck(self, ranks, op, strategy, bias):
         ranks.run(opcheck, op, strategy, bias)

@@ -103,7 +103,7 @@ def chained(ctx, rounds, slow_s):
     return findings.finish()
 
 
-def constant_lag(ctx, op, laggard, rounds, slow_s):
+def constant_lag(ctx, op, laggard, rounds, slow_s, strategies=("fused",)):
     """The same rank is always late: its peers run ahead as far as the protocol lets them."""
     findings = Findings()
     results = []
@@ -113,10 +113,11 @@ def constant_lag(ctx, op, laggard, rounds, slow_s):
         operands = make(ctx, case)
         if ctx.rank == laggard:
             ctx.stall(slow_s)
-        results.append((case, call(operands)))
-    for case, y in results:
+        strategy = strategies[turn % len(strategies)]
+        results.append((strategy, case, call(operands, strategy=strategy)))
+    for strategy, case, y in results:
         want = make(ctx, case).expected().to(BF16)
-        findings.add(case, first_difference(y, want, rank=ctx.rank, rows_per_chunk=rows))
+        findings.add(f"{strategy} {case}", first_difference(y, want, rank=ctx.rank, rows_per_chunk=rows))
     return findings.finish()
 
 

@@ -79,29 +79,30 @@ def large_residues(ctx, op):
     return findings.finish()
 
 
-def dtypes_and_bias(ctx, op):
+def dtypes_and_bias(ctx, op, strategies=("fused", "sequential", "auto"), dtypes=None):
     findings = Findings()
-    for dtype in DTYPES[ctx.device.type]:
+    for dtype in dtypes or DTYPES[ctx.device.type]:
         for bias in (False, True):
             for layout in ("nk", "kn"):
-                for strategy in ("fused", "sequential", "auto"):
+                for strategy in strategies:
                     case = Case(op, 96, 136, 264, dtype=dtype, bias=bias, layout=layout, seed=3)
                     findings.add(f"{strategy} {case}", check(ctx, case, strategy=strategy))
     return findings.finish()
 
 
-def rank_codes(ctx, op):
+def rank_codes(ctx, op, strategies=("fused",)):
     """Shards that hold their rank: a permuted or repeated chunk shows at once."""
     findings = Findings()
     for rows in (1, 8, 64, 200):
-        case = Case(op, rows, 72, 64, data="rankcode")
-        findings.add(case, check(ctx, case))
+        for strategy in strategies:
+            case = Case(op, rows, 72, 64, data="rankcode")
+            findings.add(f"{strategy} {case}", check(ctx, case, strategy=strategy))
     return findings.finish()
 
 
-def gathered(ctx):
+def gathered(ctx, strategies=("fused", "sequential", "auto")):
     findings = Findings()
-    for strategy in ("fused", "sequential", "auto"):
+    for strategy in strategies:
         for rows, bias in ((8, False), (72, True), (256, False)):
             case = Case("ag_gemm", rows, 80, 264, bias=bias, seed=rows)
             operands = make(ctx, case)
@@ -139,15 +140,15 @@ def leading_dims(ctx, op):
     return findings.finish()
 
 
-def empty(ctx, op):
+def empty(ctx, op, by_name="fused"):
     """No rows, no columns, nothing to contract: shapes as the equation says, zeros plus bias where K is empty."""
     findings = Findings()
     for rows, n, k in ((0, 64, 64), (16, 0, 64), (16, 64, 0), (0, 0, 64), (0, 64, 0)):
         for bias in (False, True):
             case = Case(op, rows, n, k, bias=bias)
             findings.add(f"auto {case}", check(ctx, case, strategy="auto"))
-            findings.add(f"fused {case}", check_or_refusal(ctx, case)[0])
-    findings.add("a usual call afterwards", check(ctx, Case(op, 32, 64, 64)))
+            findings.add(f"{by_name} {case}", check_or_refusal(ctx, case, strategy=by_name)[0])
+    findings.add("a usual call afterwards", check(ctx, Case(op, 32, 64, 64), strategy=by_name))
     return findings.finish()
 
 

@@ -245,6 +245,21 @@ def bad_arguments(ctx):
         assert config in message
 
 
+def uneven_groups(ctx):
+    """Members that are in unlike numbers of groups can't make another one: an error on each of them, no wait."""
+    more, some = dist.new_group([0, 1]), dist.new_group([1, 2])
+    message = ""
+    if ctx.rank:
+        with pytest.raises(ValueError, match="process groups") as caught:
+            tune(op="gemm_rs", m=2 * ROWS, n=N, k=K, device=ctx.device, group=some)
+        message = str(caught.value)
+    dist.barrier()
+    for group, ranks in ((more, (0, 1)), (some, (1, 2))):
+        if ctx.rank in ranks:
+            dist.destroy_process_group(group)
+    return message
+
+
 def auto_runs(ctx, op):
     assert check(ctx, Case(op, ROWS, N, K), strategy="auto") is None
     return ran(), flux_ops.last_dispatch().reason
@@ -295,6 +310,12 @@ class TunerCases:
     @pytest.mark.worlds(2)
     def test_bad_arguments(self, ranks):
         ranks.run(bad_arguments)
+
+    @pytest.mark.worlds(3)
+    @pytest.mark.cpu_is_enough
+    def test_members_of_unlike_numbers_of_groups(self, ranks):
+        for message in ranks.run(uneven_groups)[1:]:
+            assert "1, 2" in message, message
 
     @pytest.mark.cpu_is_enough
     def test_without_the_check_each_rank_reads_for_itself(self, spawn, tmp_path):

@@ -85,12 +85,11 @@ void pieces_have_signals() {
 // csrc/cuda/backend.cpp allocates the bound: for fewer rows, and for whatever configuration is tuned for them.
 void no_candidate_pads_more_than_the_bound() {
   for_many_problems([](Problem const& largest) {
-    int64_t const bound = largest_padded_chunk(largest);
+    int64_t const bound = largest_rs_region_bytes(largest);
     for (Problem p = largest; p.rows > 0; p.rows = p.rows * 7 / 8) {
       for (LaunchChoice const& choice : launch_candidates(p)) {
         TileShape const shape = kKernels[choice.kernel].config.shape;
-        int64_t const tiles = make_tile_order(p.rows, p.n, shape, choice.swizzle, choice.along_n).num_tiles();
-        CHECK(tiles * shape.tile_m * shape.tile_n <= bound, "%s pads more", choice.name().c_str());
+        CHECK(rs_region_bytes_of(p, shape) <= bound, "%s pads more", choice.name().c_str());
       }
     }
   });
@@ -99,8 +98,8 @@ void no_candidate_pads_more_than_the_bound() {
 void the_bound_costs_a_column_of_tiles_at_most() {
   for (int64_t rows : {512, 1024, 4096, 16384}) {
     for (int64_t n : {256, 4096, 11008, 28672}) {
-      int64_t const padded = largest_padded_chunk(problem_of(Op::kGemmRs, 2, rows, n, 4096));
-      CHECK(padded <= rows * (n + 192), "%lld x %lld", static_cast<long long>(rows), static_cast<long long>(n));
+      int64_t const bytes = largest_rs_region_bytes(problem_of(Op::kGemmRs, 2, rows, n, 4096));
+      CHECK(bytes <= 2 * rows * (n + 192), "%lld x %lld", static_cast<long long>(rows), static_cast<long long>(n));
     }
   }
 }

@@ -1,12 +1,12 @@
 """The choice of a CUDA kernel is a pure function: its header takes the CUDA headers, but no GPU and no kernel."""
 
 import os
-import subprocess
 import sysconfig
 from pathlib import Path
 
 import pytest
 
+from tests.host import programs
 from tools import build_config
 
 TESTS = [
@@ -39,10 +39,8 @@ def choose_test(build_program):
 
 @pytest.mark.parametrize("name", TESTS)
 def test_choose(choose_test, name):
-    done = subprocess.run([str(choose_test), name], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    programs.passes(choose_test, name)
 
 
 def test_every_test_of_the_program_is_run(choose_test):
-    done = subprocess.run([str(choose_test)], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == TESTS
+    assert programs.tests_of(choose_test) == TESTS

@@ -1,8 +1,8 @@
 """The schedules of the decomposed strategy and the choice among them, by g++ alone."""
 
-import subprocess
-
 import pytest
+
+from tests.host import programs
 
 TESTS = [
     "products_cover_each_row_and_column_once",
@@ -30,10 +30,8 @@ def decomposed_test(build_program):
 
 @pytest.mark.parametrize("name", TESTS)
 def test_decomposed(decomposed_test, name):
-    done = subprocess.run([str(decomposed_test), name], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    programs.passes(decomposed_test, name)
 
 
 def test_every_test_of_the_program_is_run(decomposed_test):
-    done = subprocess.run([str(decomposed_test)], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == TESTS
+    assert programs.tests_of(decomposed_test) == TESTS

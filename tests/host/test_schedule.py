@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from tests.host import programs
 from tests.host.conftest import CSRC
 
 TESTS = [
@@ -38,8 +39,7 @@ def schedule_test(build_program):
 
 @pytest.mark.parametrize("name", TESTS)
 def test_schedule(schedule_test, name):
-    done = subprocess.run([str(schedule_test), name], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    programs.passes(schedule_test, name)
 
 
 def test_every_test_of_the_program_is_run(schedule_test):

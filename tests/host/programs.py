@@ -1,0 +1,12 @@
+"""How pytest runs a program of this folder: with a test's name it runs that test, without one it lists them."""
+
+import subprocess
+
+
+def passes(program, name):
+    done = subprocess.run([str(program), name], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def tests_of(program):
+    return subprocess.run([str(program)], capture_output=True, text=True, timeout=60, check=True).stdout.split()
