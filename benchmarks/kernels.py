@@ -20,13 +20,13 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import report
-from flux_ops import extension
+from flux_ops import extension, launch
 from flux_ops.tuner import timing
 from flux_ops.tuner.measure import GEMM, MAX_COPIES, ROTATE_BYTES, difference
 from flux_ops.tuner.shapes import Shape
 
-SAMPLE_US = 4e3
 TOLERANCE = 2e-2
+FIRST_ROUNDS = 3
 
 
 def parse_arguments():
@@ -35,10 +35,11 @@ def parse_arguments():
     parser.add_argument("--shapes", default="", help="only these shapes, by name")
     parser.add_argument("--tp", default="2,4")
     parser.add_argument("--ops", default="ag_gemm,gemm_rs")
-    parser.add_argument("--kernels", default="c128x256_2x1,c256x128_2x1,p128x128_2x1")
+    parser.add_argument("--kernels", default=",".join(extension.module.config_names("cuda").split()))
     parser.add_argument("--orders", default="m1,m4,n2,n4")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--keep", type=int, default=6, help="candidates of the second pass")
+    parser.add_argument("--limit", type=float, default=540, help="seconds after which everything is stopped")
     parser.add_argument("--name", default="kernels")
     return parser.parse_args()
 
@@ -46,17 +47,17 @@ def parse_arguments():
 class Row:
     """One product: operands in rotation, and the candidates on them."""
 
-    def __init__(self, op, shape, tp):
+    def __init__(self, op, shape, tp, device):
         m, n, k = shape.product(op, tp)
         x_size, w_size = (m, k), (n, k)
-        gen = torch.Generator("cuda").manual_seed(1)
+        gen = torch.Generator(device).manual_seed(1)
         per_call = 2 * (x_size[0] * x_size[1] + w_size[0] * w_size[1])
         copies = min(max(ROTATE_BYTES // per_call, 1), MAX_COPIES)
         self.op, self.tp = op, tp
-        self.x = [torch.randn(x_size, generator=gen, device="cuda").bfloat16() for _ in range(copies)]
-        self.w = [(torch.randn(w_size, generator=gen, device="cuda") * w_size[1] ** -0.5).bfloat16()] * copies
-        self.w = [w.clone() for w in self.w]
-        self.scratch = torch.zeros(0, dtype=torch.uint8, device="cuda")
+        self.x = [torch.randn(x_size, generator=gen, device=device).bfloat16() for _ in range(copies)]
+        weight = (torch.randn(w_size, generator=gen, device=device) * w_size[1] ** -0.5).bfloat16()
+        self.w = [weight.clone() for _ in range(copies)]
+        self.scratch = torch.zeros(0, dtype=torch.uint8, device=device)
 
     def gemm(self, i):
         return F.linear(self.x[i % len(self.x)], self.w[i % len(self.w)])
@@ -66,7 +67,7 @@ class Row:
         where = (rank, self.tp, config)
         needed = core.alone_scratch_bytes(self.op, self.x[0], self.w[0], *where)
         if self.scratch.numel() < needed:
-            self.scratch = torch.zeros(needed, dtype=torch.uint8, device="cuda")
+            self.scratch = torch.zeros(needed, dtype=torch.uint8, device=self.scratch.device)
         scratch = self.scratch
         return lambda i: core.run_alone(self.op, self.x[i % len(self.x)], self.w[i % len(self.w)], *where, scratch)
 
@@ -75,29 +76,8 @@ class Row:
         return self.gemm(0) if self.op == "ag_gemm" else self.gemm(0)[-rows:]
 
 
-def sample(call, count):
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for i in range(count):
-        call(i)
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) * 1e3 / count
-
-
-def interleave(calls, counts, rounds):
-    names, samples = list(calls), {name: [] for name in calls}
-    for turn in range(rounds + 1):
-        start = turn % len(names)
-        for name in names[start:] + names[:start]:
-            elapsed = sample(calls[name], counts[name])
-            if turn:
-                samples[name].append(elapsed)
-    return {name: timing.Timing.of(s, counts[name]) for name, s in samples.items()}
-
-
-def measure(op, shape, tp, args):
-    row = Row(op, shape, tp)
+def measure(place, clock, op, shape, tp, args):
+    row = Row(op, shape, tp, place.device)
     calls, want = {GEMM: row.gemm}, row.expected()
     for kernel in args.kernels.split(","):
         for order in args.orders.split(","):
@@ -112,10 +92,13 @@ def measure(op, shape, tp, args):
                 print(f"{config}: wrong by {error:.1e}")
                 continue
             calls[config] = call
-    counts = {name: int(min(max(SAMPLE_US / max(sample(call, 2), 1), 2), 32)) for name, call in calls.items()}
-    first = interleave(calls, counts, 3)
+    works = {}
+    for name, call in calls.items():
+        count = timing.calls_per_sample(place, clock, call)
+        works[name] = timing.repeated(call, count), count
+    first = timing.interleave(place, clock, works, FIRST_ROUNDS, warmup=1)
     best = sorted((n for n in first if n != GEMM), key=lambda n: first[n].median)[: args.keep]
-    second = interleave({n: calls[n] for n in (GEMM, *best)}, counts, args.rounds)
+    second = timing.interleave(place, clock, {n: works[n] for n in (GEMM, *best)}, args.rounds, warmup=1)
     base1, base2 = first[GEMM].median, second[GEMM].median
     print(
         f"{op} {shape.name} tp{tp}: cuBLAS {base2:.1f} us; "
@@ -133,18 +116,17 @@ def measure(op, shape, tp, args):
     }  # fmt: skip
 
 
-def main():
-    args = parse_arguments()
+def run(place, args):
     lists = json.loads((pathlib.Path(__file__).parent / "shapes.json").read_text())
     wanted = set(filter(None, args.shapes.split(",")))
     rows = [row for name in args.lists.split(",") for row in lists[name] if not wanted or row["name"] in wanted]
-    card = torch.cuda.get_device_name()
-    document = {"card": card, "torch": torch.__version__, "commit": os.environ.get("FLUX_COMMIT"), "rows": []}
+    clock = timing.Clock(place)
+    document = {"environment": report.environment(place), "rows": []}
     folders = [folder for folder in (report.RESULTS, os.environ.get("OUT")) if folder]
     for op in args.ops.split(","):
         for tp in map(int, args.tp.split(",")):
             for r in rows:
-                document["rows"].append(measure(op, Shape(r["name"], r["M"], r["H"], r["I"]), tp, args))
+                document["rows"].append(measure(place, clock, op, Shape(r["name"], r["M"], r["H"], r["I"]), tp, args))
                 report.write(document, args.name, folders)
                 torch.cuda.empty_cache()
     print()
@@ -154,6 +136,14 @@ def main():
             best = [min(v for name, v in ratio.items() if name != GEMM) for ratio in rows]
             summary = f"mean {report.mean(best):.3f}, worst {max(best):.3f}, at most 1 on {sum(v <= 1 for v in best)}"
             print(f"{op} tp{tp}: the best kernel's time / cuBLAS: {summary} of {len(best)} shapes")
+
+
+def main():
+    args = parse_arguments()
+    if not launch.under_launcher():
+        sys.exit(launch.run_ranks(1, args.limit))
+    with launch.joined("cuda") as place:
+        run(place, args)
 
 
 if __name__ == "__main__":
