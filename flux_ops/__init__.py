@@ -2,6 +2,7 @@
 
 ag_gemm   Y = all_gather(X) · Wᵀ
 gemm_rs   Y = reduce_scatter(X · Wᵀ)
+gemm_ar   Y = all_reduce(X · Wᵀ)
 """
 
 from flux_ops import reference
@@ -9,6 +10,7 @@ from flux_ops.ops import (
     Dispatch,
     ag_gemm,
     destroy,
+    gemm_ar,
     gemm_rs,
     has_cuda_kernels,
     last_dispatch,
@@ -23,6 +25,7 @@ __all__ = [
     "__version__",
     "ag_gemm",
     "destroy",
+    "gemm_ar",
     "gemm_rs",
     "has_cuda_kernels",
     "last_dispatch",

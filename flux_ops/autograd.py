@@ -52,7 +52,7 @@ def _backward_ag_gemm(ctx, grad_y, grad_gathered):
     return grad_x, grad_weight, grad_bias, None, None, None
 
 
-def _setup_gemm_rs(ctx, inputs, output) -> None:
+def _setup_reduced(ctx, inputs, output) -> None:
     x, weight, _, ctx.group_name, ctx.strategy = inputs
     ctx.save_for_backward(x, weight)
 
@@ -74,6 +74,15 @@ def _backward_gemm_rs(ctx, grad_y):
     return grad_x, grad_weight, grad_bias, None, None
 
 
+def _backward_gemm_ar(ctx, grad_y):
+    x, weight = ctx.saved_tensors
+    grad_x = grad_y @ weight if ctx.needs_input_grad[0] else None
+    grad_weight = _weight_grad(grad_y, x) if ctx.needs_input_grad[1] else None
+    grad_bias = _bias_grad(grad_y) if ctx.needs_input_grad[2] else None
+    return grad_x, grad_weight, grad_bias, None, None
+
+
 def register() -> None:
     torch.library.register_autograd("flux::ag_gemm", _backward_ag_gemm, setup_context=_setup_ag_gemm)
-    torch.library.register_autograd("flux::gemm_rs", _backward_gemm_rs, setup_context=_setup_gemm_rs)
+    torch.library.register_autograd("flux::gemm_rs", _backward_gemm_rs, setup_context=_setup_reduced)
+    torch.library.register_autograd("flux::gemm_ar", _backward_gemm_ar, setup_context=_setup_reduced)

@@ -17,7 +17,8 @@ def define(why_not_loaded: str) -> torch.library.Library:
         "ag_gemm(Tensor x, Tensor weight, Tensor? bias, str group_name, bool return_gathered, str strategy)"
         " -> (Tensor, Tensor)"
     )
-    library.define("gemm_rs(Tensor x, Tensor weight, Tensor? bias, str group_name, str strategy) -> Tensor")
+    for op in ("gemm_rs", "gemm_ar"):
+        library.define(f"{op}(Tensor x, Tensor weight, Tensor? bias, str group_name, str strategy) -> Tensor")
 
     def ag_gemm(x, weight, bias, group_name, return_gathered, strategy):
         group = _check("ag_gemm", x, weight, bias, group_name, strategy, why_not_loaded)
@@ -27,6 +28,10 @@ def define(why_not_loaded: str) -> torch.library.Library:
     def gemm_rs(x, weight, bias, group_name, strategy):
         group = _check("gemm_rs", x, weight, bias, group_name, strategy, why_not_loaded)
         return reference.gemm_rs(x, weight, bias, group=group)
+
+    def gemm_ar(x, weight, bias, group_name, strategy):
+        group = _check("gemm_ar", x, weight, bias, group_name, strategy, why_not_loaded)
+        return reference.gemm_ar(x, weight, bias, group=group)
 
     def ag_gemm_meta(x, weight, bias, group_name, return_gathered, strategy):
         world = distributed_c10d._resolve_process_group(group_name).size()
@@ -38,11 +43,16 @@ def define(why_not_loaded: str) -> torch.library.Library:
         world = distributed_c10d._resolve_process_group(group_name).size()
         return x.new_empty([x.shape[0] // world, *x.shape[1:-1], weight.shape[0]])
 
+    def gemm_ar_meta(x, weight, bias, group_name, strategy):
+        return x.new_empty([*x.shape[:-1], weight.shape[0]])
+
     for key in ("CPU", "CUDA"):
         library.impl("ag_gemm", ag_gemm, key)
         library.impl("gemm_rs", gemm_rs, key)
+        library.impl("gemm_ar", gemm_ar, key)
     library.impl("ag_gemm", ag_gemm_meta, "Meta")
     library.impl("gemm_rs", gemm_rs_meta, "Meta")
+    library.impl("gemm_ar", gemm_ar_meta, "Meta")
     autograd.register()
     return library
 

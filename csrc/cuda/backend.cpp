@@ -52,6 +52,7 @@ std::string why_not_decomposed(Problem const& problem) {
 }
 
 std::string why_not_fused(Problem const& problem) {
+  if (problem.op == Op::kGemmAr) return "this build of flux_ops has no CUDA kernels for gemm_ar";
   if (problem.dtype != DataType::kBFloat16 && problem.dtype != DataType::kFloat16) {
     return "its CUDA kernels take bfloat16 and float16 only";
   }
@@ -86,6 +87,7 @@ std::string config_names() {
 }
 
 WorkspaceNeeds workspace_needs(Problem const& problem) {
+  if (problem.op == Op::kGemmAr) return {0, 0};
   if (problem.op == Op::kAgGemm) {
     return {ag_region_bytes(problem.world, problem.rows, problem.k, element_size(problem.dtype)), 0};
   }

@@ -1,16 +1,20 @@
-// Derivatives of the operators. Each is the other's: the gradient of a gather is a reduction, and the reverse.
+// Derivatives of the operators. The gradient of a gather is a reduction, and the reverse: ag_gemm and gemm_rs are each
+// the other's.
 //
 //   ag_gemm   Y = all_gather(X) . W^T + b       dX = reduce_scatter(dY . W)   dW = dY^T . all_gather(X)   db = sum dY
 //   gemm_rs   Y = reduce_scatter(X . W^T) + b   dX = all_gather(dY) . W       dW = all_gather(dY)^T . X   db = sum dY
+//   gemm_ar   Y = all_reduce(X . W^T) + b       dX = dY . W                   dW = dY^T . X                 db = sum dY
 //
-// ag_gemm's db is complete. gemm_rs's db is the sum over the rows of this rank: as for every parameter that all ranks
-// hold alike under sequence parallelism, adding it up over the ranks is the caller's.
+// gemm_ar leaves Y, and so dY, alike on all ranks: its backward needs no communication. The db of ag_gemm and gemm_ar
+// is complete. gemm_rs's db is the sum over the rows of this rank: as for every parameter that all ranks hold alike
+// under sequence parallelism, adding it up over the ranks is the caller's.
 //
 // The weight goes into the backward product as a transposed view, without a copy. Nothing is computed, or kept, for an
 // input that needs no gradient. The backward calls through the dispatcher, so it can be traced like the forward.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
@@ -41,6 +45,11 @@ auto const& gemm_rs_op() {
   return op;
 }
 
+auto const& gemm_ar_op() {
+  static auto const op = find_op<decltype(gemm_ar)>("flux::gemm_ar");
+  return op;
+}
+
 at::Tensor wait(at::Tensor const& work) {
   static auto const op = find_op<at::Tensor(at::Tensor const&)>("_c10d_functional::wait_tensor");
   return op.call(work);
@@ -68,7 +77,7 @@ std::string backward_strategy(std::string const& strategy) { return strategy == 
 
 bool is_given(std::optional<at::Tensor> const& bias) { return bias.has_value() && bias->defined(); }
 
-// Inputs of both ops, by position.
+// Inputs of the ops, by position.
 constexpr size_t kX = 0, kWeight = 1, kBias = 2;
 
 // What a backward needs of the call. `x` is kept for the gradient of the weight, and the weight for that of x: each is
@@ -193,6 +202,38 @@ struct GemmRs : torch::autograd::Function<GemmRs> {
   }
 };
 
+struct GemmAr : torch::autograd::Function<GemmAr> {
+  static constexpr bool is_traceable = true;
+
+  static at::Tensor forward(AutogradContext* ctx, at::Tensor const& x, at::Tensor const& weight,
+                            std::optional<at::Tensor> const& bias, std::string const& group_name,
+                            std::string const& strategy, c10::DispatchKeySet below) {
+    at::AutoDispatchBelowADInplaceOrView const guard;
+    at::Tensor y = gemm_ar_op().redispatch(below, x, weight, bias, group_name, strategy);
+    Saved{weight.requires_grad() ? x : at::Tensor(), x.requires_grad() ? weight : at::Tensor(), group_name,
+          backward_strategy(strategy), is_given(bias)}
+        .keep(ctx);
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list const& grads) {
+    at::Tensor const& grad_y = grads[0];
+    if (!grad_y.defined()) return variable_list(6);
+    Saved const saved = Saved::of(ctx);
+    bool const create_graph = at::GradMode::is_enabled();
+    at::NoGradGuard const no_grad;
+
+    at::Tensor grad_x, grad_weight, grad_bias;
+    if (saved.wants(ctx, kX)) grad_x = at::matmul(grad_y, saved.weight);
+    if (saved.wants(ctx, kWeight)) grad_weight = weight_grad(grad_y, saved.x);
+    if (saved.wants(ctx, kBias)) grad_bias = bias_grad(grad_y);
+    if (create_graph) {
+      refuse_second_derivative("gemm_ar", {grad_x, grad_weight, grad_bias}, {grad_y, saved.x, saved.weight});
+    }
+    return {grad_x, grad_weight, grad_bias, {}, {}, {}};
+  }
+};
+
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor> ag_gemm_autograd(c10::DispatchKeySet keys, at::Tensor const& x,
@@ -217,6 +258,17 @@ at::Tensor gemm_rs_autograd(c10::DispatchKeySet keys, at::Tensor const& x, at::T
   }
   at::AutoDispatchBelowADInplaceOrView const guard;
   return gemm_rs_op().redispatch(below, x, weight, bias, group_name, strategy);
+}
+
+at::Tensor gemm_ar_autograd(c10::DispatchKeySet keys, at::Tensor const& x, at::Tensor const& weight,
+                            std::optional<at::Tensor> const& bias, std::string const& group_name,
+                            std::string const& strategy) {
+  c10::DispatchKeySet const below = keys & c10::after_ADInplaceOrView_keyset;
+  if (torch::autograd::compute_requires_grad(x, weight, bias)) {
+    return GemmAr::apply(x, weight, bias, group_name, strategy, below);
+  }
+  at::AutoDispatchBelowADInplaceOrView const guard;
+  return gemm_ar_op().redispatch(below, x, weight, bias, group_name, strategy);
 }
 
 }  // namespace flux

@@ -51,6 +51,18 @@ std::vector<std::string> backend_candidates(Problem const& problem, c10::DeviceT
   return cpu::candidates(problem);
 }
 
+auto cpu_run(Op op, bool decomposed) {
+  switch (op) {
+    case Op::kAgGemm:
+      return decomposed ? cpu::ag_gemm_decomposed : cpu::ag_gemm;
+    case Op::kGemmRs:
+      return decomposed ? cpu::gemm_rs_decomposed : cpu::gemm_rs;
+    case Op::kGemmAr:
+      break;
+  }
+  return cpu::gemm_ar;
+}
+
 // Why a call needs no communication, or empty.
 std::string why_local(Problem const& problem, bool return_gathered) {
   if (problem.world == 1) return "the group has one rank";
@@ -246,10 +258,12 @@ void run_overlapped(Call& call, Arguments const& args, at::Tensor const& y, at::
   CallInfo const info{++on_device.epoch,
                       digest_of(call.problem(), call.strategy(), args.has_bias(), call.site.call_idx),
                       settings().timeout_seconds};
-  bool const gathers = args.op == Op::kAgGemm, decomposed = call.strategy() == Strategy::kDecomposed;
+  bool const decomposed = call.strategy() == Strategy::kDecomposed;
   try {
 #if defined(FLUX_WITH_CUDA)
     if (args.x.is_cuda()) {
+      bool const gathers = args.op == Op::kAgGemm;
+      TORCH_INTERNAL_ASSERT(args.op != Op::kGemmAr);  // cuda::why_not_fused refuses it
       if (decomposed) {
         auto const run = gathers ? cuda::ag_gemm_decomposed : cuda::gemm_rs_decomposed;
         run(call.problem(), prepared.operands, *on_device.cuda, info);
@@ -260,9 +274,7 @@ void run_overlapped(Call& call, Arguments const& args, at::Tensor const& y, at::
       return;
     }
 #endif
-    auto const run = decomposed ? (gathers ? cpu::ag_gemm_decomposed : cpu::gemm_rs_decomposed)
-                                : (gathers ? cpu::ag_gemm : cpu::gemm_rs);
-    run(call.problem(), prepared.operands, *on_device.view, info);
+    cpu_run(args.op, decomposed)(call.problem(), prepared.operands, *on_device.view, info);
   } catch (c10::DistBackendError const& e) {
     call.state->broken = e.what_without_backtrace();
     std::string const more = hooks().explain_timeout(call.site);

@@ -28,6 +28,7 @@ void run_overlapped(Call& call, Arguments const& args, at::Tensor const& y, at::
 // Run the sequential strategy; `gathered` becomes the gathered x.
 at::Tensor run_sequential_ag_gemm(Call const& call, Arguments const& args, at::Tensor& gathered);
 at::Tensor run_sequential_gemm_rs(Call const& call, Arguments const& args);
+at::Tensor run_sequential_gemm_ar(Call const& call, Arguments const& args);
 
 // The product of one rank, or a product without terms: no communication.
 at::Tensor run_local(Call const& call, Arguments const& args);

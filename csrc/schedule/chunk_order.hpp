@@ -1,6 +1,6 @@
 #pragma once
 // Order in which a rank visits the chunks. Chunk c of an M-row operand is the block of M / world rows that rank c
-// holds (ag_gemm) or owns in the result (gemm_rs).
+// holds (ag_gemm) or owns in the result (gemm_rs). gemm_ar has chunks of its own: ar_schedule.hpp.
 //
 //   ag_gemm, world = 4            step 0   1   2   3
 //     rank r computes chunk            r  r-1 r-2 r-3    own shard first, then in order of arrival

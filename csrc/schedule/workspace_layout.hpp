@@ -5,9 +5,10 @@
 //   | control words | region of parity 0 | region of parity 1 | send buffer |
 //       fixed size        region_bytes         region_bytes      send_bytes
 //
-// A region holds, during one call, what the peers push: the gathered operand (ag_gemm: `world` shards) or the staged
-// partials (gemm_rs: `world - 1` slots of tiles). The send buffer is read by this rank's copy engine only. The
-// control words lie at offsets that depend on no shape, so one shape's signal can never be another shape's data.
+// A region holds, during one call, what the peers push: the gathered operand (ag_gemm: `world` shards), the staged
+// partials (gemm_rs: `world - 1` slots of tiles), or these and the reduced rows (gemm_ar). The send buffer is read by
+// this rank's copy engine only. The control words lie at offsets that depend on no shape, so one shape's signal can
+// never be another shape's data.
 
 #include "schedule/host_device.hpp"
 
@@ -97,6 +98,27 @@ FLUX_HD int64_t rs_region_bytes(int world, int64_t num_tiles, int64_t tile_bytes
 }
 FLUX_HD int64_t rs_tile_offset(int slot, int64_t position, int64_t num_tiles, int64_t tile_bytes) {
   return slot * rs_slot_bytes(num_tiles, tile_bytes) + position * tile_bytes;
+}
+
+// ---- gemm_ar, two-shot: region | partials of the own chunks, as of a gemm_rs | reduced rows [row of y][n] |
+// `num_tiles` are those of the own chunks of all sections; the position of a tile counts through them.
+
+FLUX_HD int64_t ar_results_offset(int world, int64_t num_tiles, int64_t tile_bytes) {
+  return round_up(rs_region_bytes(world, num_tiles, tile_bytes), kRegionAlign);
+}
+FLUX_HD int64_t ar_result_offset(int world, int64_t num_tiles, int64_t tile_bytes, int64_t row, int64_t n,
+                                 int64_t element_size) {
+  return ar_results_offset(world, num_tiles, tile_bytes) + row * n * element_size;
+}
+FLUX_HD int64_t ar_two_shot_bytes(int world, int64_t num_tiles, int64_t tile_bytes, int64_t rows, int64_t n,
+                                  int64_t element_size) {
+  return ar_result_offset(world, num_tiles, tile_bytes, rows, n, element_size);
+}
+
+// ---- gemm_ar, one-shot: region[source rank][tile position][element], the own rank's too: rs_tile_offset(source, ...)
+
+FLUX_HD int64_t ar_one_shot_bytes(int world, int64_t num_tiles, int64_t tile_bytes) {
+  return world * rs_slot_bytes(num_tiles, tile_bytes);
 }
 
 }  // namespace flux

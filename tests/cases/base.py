@@ -6,11 +6,21 @@ import flux_ops
 from tests.harness.compare import first_difference
 from tests.harness.data import Case, Operands, poison
 
-OPS = ("ag_gemm", "gemm_rs")
+OPS = ("ag_gemm", "gemm_rs", "gemm_ar")
+DECOMPOSED_OPS = ("ag_gemm", "gemm_rs")
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 REFUSALS = (TypeError, ValueError, NotImplementedError)
 
 __all__ = ["BF16", "FP16", "FP32", "FP64", "OPS", "REFUSALS", "Case", "Operands", "call", "check", "check_or_refusal"]
+
+
+def strategies_of(op, *names):
+    """Of these names, or of all, those that the op has."""
+    names = names or ("fused", "decomposed", "sequential")
+    return tuple(name for name in names if name != "decomposed" or op in DECOMPOSED_OPS)
+
+
+WITH_STRATEGY = [(op, strategy) for op in OPS for strategy in strategies_of(op)]
 
 
 def call(operands, *, strategy="fused", group=None, **options):

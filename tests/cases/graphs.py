@@ -1,4 +1,4 @@
-"""CUDA graphs: capture and replay of both ops, mixed with eager calls, with slow ranks, in several sizes."""
+"""CUDA graphs: capture and replay of all ops, mixed with eager calls, with slow ranks, in several sizes."""
 
 import gc
 import random

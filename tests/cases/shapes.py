@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import flux_ops
-from tests.cases.base import BF16, FP16, FP32, FP64, OPS, Case, call, check, check_or_refusal, make
+from tests.cases.base import BF16, FP16, FP32, FP64, OPS, Case, call, check, check_or_refusal, make, strategies_of
 from tests.harness.compare import Findings, first_difference
 
 DTYPES = {"cpu": (BF16, FP16, FP32, FP64), "cuda": (BF16, FP16)}
@@ -26,7 +26,8 @@ def local_case(op, m, n, k, world, **options):
     """The per-rank case of a whole product; what doesn't divide by the world size is rounded down to multiples of 8."""
     cut = (n if op == "ag_gemm" else k) // world
     cut -= cut % 8
-    return Case(op, max(m // world, 1), cut if op == "ag_gemm" else n, k if op == "ag_gemm" else cut, **options)
+    rows = m if op == "gemm_ar" else max(m // world, 1)
+    return Case(op, rows, cut if op == "ag_gemm" else n, k if op == "ag_gemm" else cut, **options)
 
 
 def grid(ctx, op):
@@ -129,7 +130,7 @@ def leading_dims(ctx, op):
         x = operands.x.view(first, *shape[1:], case.k)
         result_first = shape[0] * ctx.world if op == "ag_gemm" else shape[0]
         want = operands.expected().to(case.dtype).view(result_first, *shape[1:], case.n)
-        for strategy in ("fused", "decomposed", "sequential"):
+        for strategy in strategies_of(op):
             y = getattr(flux_ops, op)(x, operands.weight, strategy=strategy)
             findings.add(f"{op} {strategy} {tuple(x.shape)}", first_difference(y, want, rank=ctx.rank))
             if op == "ag_gemm":
@@ -153,7 +154,7 @@ def empty(ctx, op, by_name="fused"):
 
 
 def decode_sizes(ctx, op):
-    """One row a rank and a little more, on a wide and on a narrow layer."""
+    """One row (a rank, but for gemm_ar) and a little more, on a wide and on a narrow layer."""
     findings = Findings()
     wide = (8192, 28672 // ctx.world // 8 * 8) if ctx.is_cuda else (512, 384)
     for n, k in (wide, (128, 128)):
@@ -167,7 +168,7 @@ def decode_sizes(ctx, op):
 def unaligned_rows(ctx, op):
     """x whose first element is only 2-byte aligned."""
     findings = Findings()
-    for strategy in ("auto", "fused", "decomposed"):
+    for strategy in strategies_of(op, "auto", "fused", "decomposed"):
         case = Case(op, 40, 72, 64, seed=5)
         operands = make(ctx, case)
         buffer = torch.empty(operands.x.numel() + 1, dtype=case.dtype, device=ctx.device)
