@@ -13,8 +13,8 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import report
-from benchmarks.candidates import AUTO, FUSED, TORCH
+from flux_ops.bench import report
+from flux_ops.bench.candidates import AUTO, RIVALS
 from flux_ops.tuner.measure import GEMM, SEQUENTIAL
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"

@@ -13,6 +13,7 @@
 #include "cpu/protocol.hpp"
 #include "ops/backend.hpp"
 #include "ops/decomposed.hpp"
+#include "schedule/chunk_order.hpp"
 
 namespace flux::cpu {
 namespace {
@@ -24,15 +25,18 @@ constexpr int32_t kLargestExtent = 512;
 struct Knobs {
   int32_t tile_m, tile_n;
   int32_t pieces;  // of a chunk, at most
+  bool same_order = false;
 
   std::string name() const {
-    return "t" + std::to_string(tile_m) + "x" + std::to_string(tile_n) + "/p" + std::to_string(pieces);
+    return "t" + std::to_string(tile_m) + "x" + std::to_string(tile_n) + "/p" + std::to_string(pieces) +
+           (same_order ? kSameOrder : "");
   }
 };
 
 // Reads "t128x256/p4". False if it is no configuration.
 bool parse_knobs(std::string const& text, Knobs* knobs) {
   if (std::sscanf(text.c_str(), "t%dx%d/p%d", &knobs->tile_m, &knobs->tile_n, &knobs->pieces) != 3) return false;
+  knobs->same_order = text.find(kSameOrder) != std::string::npos;
   auto const is_extent = [](int32_t extent) {
     return std::find(std::begin(kTileExtents), std::end(kTileExtents), extent) != std::end(kTileExtents);
   };
@@ -72,6 +76,7 @@ Config make_config(Problem const& p) {
   // Along N first: the tiles of the rows that arrive first come first.
   c.order = make_tile_order(p.rows, p.n, c.tile, /*swizzle=*/1, /*along_n=*/true);
   bool const by_rows = p.op == Op::kAgGemm;
+  c.order_rank = knobs.same_order ? 0 : p.rank;
   c.pieces = make_pieces(by_rows ? p.rows : c.order.num_tiles(), knobs.pieces, by_rows ? c.tile.tile_m : 1);
   return c;
 }
