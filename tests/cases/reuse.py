@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import flux_ops
-from tests.cases.base import BF16, FP16, OPS, REFUSALS, Case, call, check, make
+from tests.cases.base import BF16, FP16, OPS, REFUSALS, Case, call, check, make, run
 from tests.harness.compare import Findings, first_difference
 
 SHAPES = {
@@ -86,7 +86,7 @@ def chained(ctx, rounds, slow_s):
         y = call(operands)
         if turn % (2 * ctx.world) == 2 * ctx.rank + 1:
             ctx.stall(slow_s)
-        outputs.append((turn, y, flux_ops.ag_gemm(y, pick, strategy="fused")))
+        outputs.append((turn, y, run("ag_gemm", y, pick)))
     findings = Findings()
     for turn, y, z in outputs:
         case = Case("gemm_rs", rows, hidden, inner, seed=100 + turn)
@@ -158,6 +158,7 @@ def destroyed(ctx):
     return findings.finish()
 
 
+@pytest.mark.any_config
 class ReuseCases:
     rounds = 1000
     chain = 500
