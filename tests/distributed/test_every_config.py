@@ -1,4 +1,4 @@
-"""Every configuration that the tuner may choose on the CPU keeps the rules, not only the one that is the default.
+"""Every configuration that the tuner may choose on the CPU keeps the rules, not only the default one.
 
 `pytest --force-config ...` runs the whole of the marked tests so; this is a choice of them, small.
 """
@@ -9,7 +9,7 @@ from flux_ops import extension
 from tests.cases import base, numerics, reuse, shapes
 
 pytestmark = pytest.mark.skipif(extension.module is None, reason=f"no compiled part: {extension.why_not_loaded}")
-CONFIGS = base.every_config("cpu") if extension.module else []
+CONFIGS = [*base.every_config("cpu"), "fused:t64x64/p8/same-order"] if extension.module else []
 
 
 def keeps_the_rules(ctx, config):

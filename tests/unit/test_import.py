@@ -30,6 +30,9 @@ with warnings.catch_warnings(record=True) as caught:
         torch.testing.assert_close(flux_ops.gemm_rs(x, w, b), want)
 print("WARNINGS", len([w for w in caught if "falls back" in str(w.message)]))
 assert flux_ops.last_dispatch().strategy == "sequential", flux_ops.last_dispatch()
+counts = flux_ops.dispatch_counts(reset=True)
+assert counts == {(op, "sequential", "fell back"): 2 for op in ("ag_gemm", "gemm_rs")}, counts
+assert flux_ops.dispatch_counts() == {}
 flux_ops.gemm_rs(x, w).sum().backward()
 torch.testing.assert_close(x.grad, w.sum(0).expand(4, 8))
 try:

@@ -24,12 +24,16 @@ def operands(shape=(6, 8), n=5, dtype=torch.float32, requires_grad=False, device
 @pytest.mark.parametrize("shape", ((6, 8), (4, 3, 8), (2, 3, 2, 8)))
 def test_one_rank_is_a_linear_layer(one_rank, dtype, shape):
     x, w, b = operands(shape, dtype=dtype)
+    why = ("local", "no communication")
+    flux_ops.dispatch_counts(reset=True)
     for bias, strategy in itertools.product((None, b), ("auto", "fused", "decomposed", "sequential")):
         y, gathered = flux_ops.ag_gemm(x, w, bias, return_gathered=True, strategy=strategy)
         assert torch.equal(y, F.linear(x, w, bias))
         assert torch.equal(gathered, x)
         assert gathered.data_ptr() != x.data_ptr()
         assert torch.equal(flux_ops.gemm_rs(x, w, bias, strategy=strategy), F.linear(x, w, bias))
+    counts = flux_ops.dispatch_counts(reset=True)
+    assert counts == dict.fromkeys((("ag_gemm", *why), ("gemm_rs", *why)), 8)
     ran = flux_ops.last_dispatch()
     assert (ran.op, ran.strategy, ran.world, ran.n, ran.k) == ("gemm_rs", "local", 1, 5, 8)
     assert ran.reason
