@@ -1,5 +1,7 @@
 """torch.ops.flux without the compiled part: the same schemas, with the sequential strategy alone."""
 
+import collections
+
 import torch
 from torch.distributed import distributed_c10d
 
@@ -8,6 +10,14 @@ from flux_ops.hooks import warn_once
 
 _STRATEGIES = ("auto", "sequential", "fused", "decomposed")
 last_call: dict | None = None
+_counts: collections.Counter = collections.Counter()
+
+
+def dispatch_counts(reset: bool) -> dict:
+    counts = dict(_counts)
+    if reset:
+        _counts.clear()
+    return counts
 
 
 def define(why_not_loaded: str) -> torch.library.Library:
@@ -86,6 +96,7 @@ def _check(op, x, weight, bias, group_name, strategy, why_not_loaded):
         group = distributed_c10d._resolve_process_group(group_name)
     except RuntimeError:
         raise ValueError(f"{op}: there is no process group '{group_name}' in this process.") from None
+    _counts[op, "sequential", "fell back" if strategy == "auto" else "asked for"] += 1
     last_call = {
         "op": op,
         "strategy": "sequential",

@@ -187,6 +187,16 @@ def last_dispatch() -> Dispatch | None:
     return None if record is None else Dispatch(**record)
 
 
+def dispatch_counts(*, reset: bool = False) -> dict[tuple[str, str, str], int]:
+    """How many calls of this process ran how: {(op, strategy, why): calls}, with `reset` counted from zero afterwards.
+
+    `why` is "asked for" (by name), "tuned", "model" (the default where nothing is tuned), "fell back" (`auto` would
+    have run "fused", and could not: the warning has said why) or "no communication" (one rank, or an empty product).
+    A call that was refused is not counted; nor is a replay of a CUDA graph, only the call that was captured.
+    """
+    return dict(fallback.dispatch_counts(reset) if _core is None else _core.dispatch_counts(reset))
+
+
 def prepare(
     *,
     op: str | None = None,

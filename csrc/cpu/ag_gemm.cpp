@@ -62,7 +62,7 @@ void ag_gemm(Problem const& p, Operands const& o, WorkspaceView const& workspace
   auto const work = [&] {
     at::AutoDispatchBelowADInplaceOrView const no_autograd;
     for (int64_t item; (item = next_item.fetch_add(1)) < items_per_chunk * p.world;) {
-      int const chunk = ag_chunk(p.rank, p.world, static_cast<int>(item / items_per_chunk));
+      int const chunk = ag_chunk(config.order_rank, p.world, static_cast<int>(item / items_per_chunk));
       int32_t const position = static_cast<int32_t>(item % items_per_chunk);
       if (position < tiles_per_chunk) {
         TileRange const range = tile_range(p.rows, p.n, config.tile, config.order.tile_at(position));

@@ -13,6 +13,7 @@
 #include "cpu/protocol.hpp"
 #include "ops/backend.hpp"
 #include "ops/decomposed.hpp"
+#include "schedule/chunk_order.hpp"
 
 namespace flux::cpu {
 namespace {
@@ -28,11 +29,12 @@ struct Knobs {
   Form form;
   int32_t tile_m, tile_n;
   int32_t parts;  // at most: pieces of a chunk or of y; two-shot: sections
+  bool same_order = false;
 
   std::string name() const {
     std::string const prefix = form == Form::kChunks ? "" : form == Form::kOneShot ? "one-shot/" : "two-shot/";
     return prefix + "t" + std::to_string(tile_m) + "x" + std::to_string(tile_n) +
-           (form == Form::kTwoShot ? "/s" : "/p") + std::to_string(parts);
+           (form == Form::kTwoShot ? "/s" : "/p") + std::to_string(parts) + (same_order ? kSameOrder : "");
   }
 };
 
@@ -41,6 +43,7 @@ bool parse_knobs(Op op, std::string const& text, Knobs* knobs) {
   auto const reads = [&](Form form, char const* format, int most) {
     Knobs k{form, 0, 0, 0};
     if (std::sscanf(text.c_str(), format, &k.tile_m, &k.tile_n, &k.parts) != 3) return false;
+    k.same_order = form == Form::kChunks && text.find(kSameOrder) != std::string::npos;
     auto const is_extent = [](int32_t extent) {
       return std::find(std::begin(kTileExtents), std::end(kTileExtents), extent) != std::end(kTileExtents);
     };
@@ -103,6 +106,7 @@ Config make_config(Problem const& p) {
   c.tile = tile_shape(knobs.tile_m, knobs.tile_n);
   c.order = order_of(p.rows, p.n, c.tile);
   bool const by_rows = p.op == Op::kAgGemm;
+  c.order_rank = knobs.same_order ? 0 : p.rank;
   c.pieces = make_pieces(by_rows ? p.rows : c.order.num_tiles(), knobs.parts, by_rows ? c.tile.tile_m : 1);
   return c;
 }

@@ -7,11 +7,13 @@
 
 namespace flux::cpu {
 
-// ag_gemm and gemm_rs, by name "t128x256/p4": tiles of 128 x 256, chunks in at most 4 pieces.
+// ag_gemm and gemm_rs, by name "t128x256/p4": tiles of 128 x 256, chunks in at most 4 pieces; "/same-order" at the end:
+// see chunk_order.hpp.
 struct Config {
   TileShape tile;
   TileOrder order;  // of the tiles in a chunk
   Pieces pieces;    // of a chunk: rows (ag_gemm) or tile positions (gemm_rs)
+  int order_rank;   // whose order of chunks is taken
 };
 // The configuration that the problem names, or else the default choice.
 Config make_config(Problem const& problem);

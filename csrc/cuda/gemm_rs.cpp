@@ -31,8 +31,9 @@ void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   call.fork();
   // First the kernel: its counters are what the side stream waits for.
   check(kernel.gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_rs");
-  for (int step = 0; step < problem.world - 1; ++step) {
-    int const peer = rs_chunk(problem.rank, problem.world, step);
+  for (int step = 0; step < problem.world; ++step) {  // in the order of the kernel
+    int const peer = rs_chunk(args.order_rank, problem.world, step);
+    if (peer == problem.rank) continue;
     int const slot_here = rs_slot(problem.rank, problem.world, peer);
     int const slot_there = rs_slot(peer, problem.world, problem.rank);
     for (int piece = 0; piece < plan.pieces.count(); ++piece) {

@@ -21,6 +21,7 @@ Args kernel_args(Problem const& problem, LaunchPlan const& plan, Operands const&
                  SignalWait const& wait) {
   Args args{};
   args.rank = problem.rank;
+  args.order_rank = plan.choice.same_order ? 0 : problem.rank;
   args.world = problem.world;
   args.rows = problem.rows;
   args.n = problem.n;

@@ -11,6 +11,7 @@ namespace flux {
 //   y[c * rows + i, :] = A_c[i, :] . w^T + bias      A_c = shard for c = rank, gathered[c] else
 struct AgGemmArgs {
   int rank, world;
+  int order_rank;  // whose order of chunks is taken
   int64_t rows, n, k;
   void const* shard;     // [rows, k], this rank's x
   void const* gathered;  // [world][rows, k], filled by the peers; the own slot is not read
@@ -30,6 +31,7 @@ struct AgGemmArgs {
 //   y = sum over ranks, in rank order, of the partials of chunk `rank`, + bias
 struct GemmRsArgs {
   int rank, world;
+  int order_rank;  // whose order of chunks is taken
   int64_t rows, n, k;
   void const* x;  // [world * rows, k]
   void const* weight;

@@ -114,7 +114,7 @@ cudaError_t launch_gemm(typename GemmKernel::Arguments& arguments, Args const& a
   arguments.epilogue.thread.beta = 0.0f;
   using RasterOrderOptions = cutlass::gemm::kernel::detail::RasterOrderOptions;
   arguments.scheduler.raster_order = args.along_n ? RasterOrderOptions::AlongN : RasterOrderOptions::AlongM;
-  arguments.scheduler.rank = args.rank;
+  arguments.scheduler.rank = args.order_rank;
   arguments.scheduler.world = args.world;
   arguments.scheduler.order = make_tile_order(args.rows, args.n, shape, args.swizzle, args.along_n);
   if (!GemmKernel::can_implement(arguments)) return cudaErrorInvalidValue;

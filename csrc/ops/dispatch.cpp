@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <mutex>
+#include <utility>
 
 #include "ops/decomposed.hpp"
 
@@ -14,6 +15,7 @@ namespace {
 
 std::mutex last_mutex;
 std::shared_ptr<Plan const> last_plan;
+DispatchCounts counts;
 
 constexpr char const* kNoCudaKernels = "this build of flux_ops has no CUDA kernels";
 
@@ -111,6 +113,10 @@ std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, A
   }
   std::string const slower = backend_why_fused_is_slower(problem, device.type());
   plan->choice = choose_strategy(args.strategy, local, why_not, slower);
+  plan->chosen_by = !local.empty()            ? ChosenBy::kNoCommunication
+                    : args.strategy != "auto" ? ChosenBy::kCaller
+                    : plan->choice.fell_back  ? ChosenBy::kFallback
+                                              : ChosenBy::kModel;
   if (!tuned.choice.empty() && !plan->choice.fell_back) {
     Problem chosen = problem;
     chosen.config = asked_config(tuned.choice);
@@ -118,6 +124,7 @@ std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, A
         why_not_tuned(tuned, chosen, device.type(), state.on(device.type()).why_not_connected);
     if (why_not_it.empty()) {
       plan->choice = {asked_strategy(tuned.choice), "tuned: " + tuned.origin};
+      plan->chosen_by = ChosenBy::kTuner;
       plan->problem = chosen;
     } else {
       hooks().warn_once("the tuned choice '" + tuned.choice + "' is ignored (" + tuned.origin + "): " + why_not_it);
@@ -248,6 +255,7 @@ Call begin_call(Arguments const& args) {
   if (needs_workspace(call.strategy())) ensure_workspace(call, args.x.device());
   std::lock_guard<std::mutex> const lock(last_mutex);
   last_plan = call.plan;
+  ++counts[{args.op, call.strategy(), call.plan->chosen_by}];
   return call;
 }
 
@@ -296,6 +304,11 @@ at::Tensor run_local(Call const& call, Arguments const& args) {
 std::shared_ptr<Plan const> last_dispatch() {
   std::lock_guard<std::mutex> const lock(last_mutex);
   return last_plan;
+}
+
+DispatchCounts dispatch_counts(bool reset) {
+  std::lock_guard<std::mutex> const lock(last_mutex);
+  return reset ? std::exchange(counts, {}) : counts;
 }
 
 }  // namespace flux

@@ -1,8 +1,10 @@
 #pragma once
 // The way of a call from its arguments to a strategy, the same for every op.
 
+#include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "ops/arguments.hpp"
@@ -38,6 +40,10 @@ void check_not_broken(GroupState const& state, char const* op);
 
 // What the last call on any group ran; null before the first.
 std::shared_ptr<Plan const> last_dispatch();
+
+// How many calls of this process ran how, on any group; with `reset`, they are counted from zero again.
+using DispatchCounts = std::map<std::tuple<Op, Strategy, ChosenBy>, int64_t>;
+DispatchCounts dispatch_counts(bool reset);
 
 WorkspaceNeeds workspace_needs(Problem const& problem, Strategy strategy, c10::DeviceType device);
 

@@ -150,6 +150,15 @@ void add_module_functions(py::module_& m) {
   m.def("forget_plans", &forget_plans);
 
   m.def("last_dispatch", &last_dispatch_dict);
+  // {(op, strategy, who has chosen it): calls}
+  m.def("dispatch_counts", [](bool reset) {
+    py::dict d;
+    for (auto const& [key, count] : dispatch_counts(reset)) {
+      auto const [op, strategy, by] = key;
+      d[py::make_tuple(op_name(op), strategy_name(strategy), chosen_by_name(by))] = count;
+    }
+    return d;
+  });
   m.def(
       "last_trace",
       [] {

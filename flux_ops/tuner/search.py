@@ -16,7 +16,7 @@ from flux_ops.rendezvous import Members, Site
 from flux_ops.tuner import timing
 from flux_ops.tuner.cache import LAYOUTS, OPS, CacheError, Entry, Product, store
 from flux_ops.tuner.lookup import device_name
-from flux_ops.tuner.measure import GEMM, SEQUENTIAL, Operands, as_graph, attempt, make_call, why_wrong
+from flux_ops.tuner.measure import GEMM, SEQUENTIAL, Operands, as_graph, attempt, comparable, make_call, why_wrong
 
 FIRST_ROUNDS = 3
 FINALISTS = 4
@@ -178,7 +178,7 @@ class Tuner:
         works, graphs = {}, []
         want = calls[SEQUENTIAL](0)
         for name, call in calls.items():
-            compared = None if name == GEMM and product.op != "ag_gemm" else want  # it is one partial
+            compared = want if comparable(name, product.op) else None
             made, reason = as_graph(self.place, call, counts[name], compared)
             if reason and name in (GEMM, SEQUENTIAL):
                 raise TunerStopped(f"tune: {name} of {product.op} can't be measured under a CUDA graph: {reason}")

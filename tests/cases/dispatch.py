@@ -58,6 +58,7 @@ def dispatch_record(ctx, op):
         cells.append(("auto", small, few))
     if ctx.is_cuda and op != "gemm_ar":
         cells.append(("auto", large, "fused"))
+    flux_ops.dispatch_counts(reset=True)
     for strategy, (rows, n, k), ran in cells:
         case = Case(op, rows, n, k)
         call(make(ctx, case), strategy=strategy)
@@ -66,6 +67,14 @@ def dispatch_record(ctx, op):
         assert (record.m, record.n, record.k, record.world) == (case.m(ctx.world), n, k, ctx.world), record
         assert record.reason, record
         assert bool(record.config) == (ran == "fused"), record
+    counts = {(op, "fused", "asked for"): 1, (op, "sequential", "asked for"): 1}
+    for _, _, ran in cells[2:]:
+        counts[op, ran, "model"] = 1 + counts.get((op, ran, "model"), 0)
+    assert flux_ops.dispatch_counts() == counts
+    with pytest.raises(ValueError, match="must"):
+        getattr(flux_ops, op)(torch.zeros(8, 8, device=ctx.device), torch.zeros(8, 9, device=ctx.device))
+    assert flux_ops.dispatch_counts(reset=True) == counts, "a refused call was counted"
+    assert flux_ops.dispatch_counts() == {}
 
 
 def poisoned_workspace(ctx, op, strategies=("fused",), sizes=()):

@@ -5,8 +5,7 @@ import itertools
 import pytest
 import torch
 
-import flux_ops
-from tests.cases.base import BF16, FP16, FP32, OPS, WITH_STRATEGY, Case, call, make
+from tests.cases.base import BF16, FP16, FP32, OPS, WITH_STRATEGY, Case, call, make, run
 from tests.harness.compare import Findings, assert_same, first_difference
 
 
@@ -17,12 +16,12 @@ def bias_alone(ctx, op, strategy):
         x = torch.zeros(rows * (ctx.world if op == "gemm_rs" else 1), k, dtype=BF16, device=ctx.device)
         weight = torch.ones(n, k, dtype=BF16, device=ctx.device)
         bias = torch.arange(n, device=ctx.device).remainder(7).to(BF16)
-        y = getattr(flux_ops, op)(x, weight, bias, strategy=strategy)
+        y = run(op, x, weight, bias, strategy=strategy)
         findings.add((rows, n, k), first_difference(y, bias.expand_as(y), rank=ctx.rank))
         # The last element of its allocation: reading past it would meet NaN.
         store = torch.full((n + 8,), float("nan"), dtype=BF16, device=ctx.device)
         store[8:] = bias
-        y = getattr(flux_ops, op)(x, weight, store[8:], strategy=strategy)
+        y = run(op, x, weight, store[8:], strategy=strategy)
         findings.add((rows, n, k, "bias at an offset"), first_difference(y, bias.expand_as(y), rank=ctx.rank))
     return findings.finish()
 
@@ -33,7 +32,7 @@ def one_hot_partials(ctx, op, values, dtype, strategy, rows=8, n=72, k=64, bias=
     x[:, 0] = values[ctx.rank]
     weight = torch.ones(n, k, dtype=dtype, device=ctx.device)
     bias = None if bias is None else torch.full((n,), bias, dtype=dtype, device=ctx.device)
-    return getattr(flux_ops, op)(x, weight, bias, strategy=strategy)
+    return run(op, x, weight, bias, strategy=strategy)
 
 
 def reduces_in_fp32(ctx, strategy="fused", op="gemm_rs"):
@@ -149,6 +148,7 @@ def inputs_rewritten_at_once(ctx, op):
     return findings.finish()
 
 
+@pytest.mark.any_config
 class NumericsCases:
     @pytest.mark.parametrize("op, strategy", WITH_STRATEGY)
     def test_bias_is_added_once(self, ranks, op, strategy):

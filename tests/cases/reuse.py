@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import flux_ops
-from tests.cases.base import BF16, FP16, OPS, REFUSALS, Case, call, check, make
+from tests.cases.base import BF16, FP16, OPS, REFUSALS, Case, call, check, make, run
 from tests.harness.compare import Findings, first_difference
 
 SHAPES = {
@@ -90,10 +90,10 @@ def chained(ctx, rounds, slow_s):
         y = call(operands)
         if turn % (2 * ctx.world) == 2 * ctx.rank + 1:
             ctx.stall(slow_s)
-        z = flux_ops.ag_gemm(y, pick, strategy="fused")
+        z = run("ag_gemm", y, pick)
         if turn % (3 * ctx.world) == 3 * ctx.rank + 2:
             ctx.stall(slow_s)
-        outputs.append((turn, y, z, flux_ops.gemm_ar(z[turn % 5 :], spread, strategy="fused")))
+        outputs.append((turn, y, z, run("gemm_ar", z[turn % 5 :], spread)))
     findings = Findings()
     for turn, y, z, a in outputs:
         case = Case("gemm_rs", rows, hidden, inner, seed=100 + turn)
@@ -167,6 +167,7 @@ def destroyed(ctx):
     return findings.finish()
 
 
+@pytest.mark.any_config
 class ReuseCases:
     rounds = 1000
     chain = 500

@@ -5,8 +5,7 @@ import random
 import pytest
 import torch
 
-import flux_ops
-from tests.cases.base import BF16, FP16, FP32, FP64, OPS, Case, call, check, check_or_refusal, make, strategies_of
+from tests.cases.base import BF16, FP16, FP32, FP64, OPS, Case, call, check, check_or_refusal, make, run, strategies_of
 from tests.harness.compare import Findings, first_difference
 
 DTYPES = {"cpu": (BF16, FP16, FP32, FP64), "cuda": (BF16, FP16)}
@@ -131,10 +130,10 @@ def leading_dims(ctx, op):
         result_first = shape[0] * ctx.world if op == "ag_gemm" else shape[0]
         want = operands.expected().to(case.dtype).view(result_first, *shape[1:], case.n)
         for strategy in strategies_of(op):
-            y = getattr(flux_ops, op)(x, operands.weight, strategy=strategy)
+            y = run(op, x, operands.weight, strategy=strategy)
             findings.add(f"{op} {strategy} {tuple(x.shape)}", first_difference(y, want, rank=ctx.rank))
             if op == "ag_gemm":
-                y, whole = flux_ops.ag_gemm(x, operands.weight, strategy=strategy, return_gathered=True)
+                y, whole = run(op, x, operands.weight, strategy=strategy, return_gathered=True)
                 findings.add(f"{strategy} y beside gathered", first_difference(y, want, rank=ctx.rank))
                 want_whole = operands.gathered().view(result_first, *shape[1:], case.k)
                 findings.add(f"{strategy} gathered", first_difference(whole, want_whole, rank=ctx.rank))
@@ -182,6 +181,7 @@ def unaligned_rows(ctx, op):
     return findings.finish()
 
 
+@pytest.mark.any_config
 class ShapeCases:
     @pytest.mark.parametrize("op", OPS)
     def test_grid_in_random_order(self, ranks, op, record_property):

@@ -92,11 +92,14 @@ def tunes(ctx, op, folder):
 
 
 def forced(ctx, op):
-    """Every candidate gives the exact result on sizes that fill its tiles and on sizes that don't."""
+    """Every candidate gives the exact result on sizes that fill its tiles and on sizes that don't; so does the one that
+    is for a study alone."""
     findings = Findings()
+    choices = configs(ctx, op)
+    choices.append(f"{choices[0]}/same-order")
     sizes = [(256, 512, 128), (8, 72, 64), (129, 264, 136), (300, 136, 264)]
     for rows, n, k in sizes:
-        for choice in ["sequential", *configs(ctx, op)]:
+        for choice in ["sequential", *choices]:
             for bias, layout in ((False, "nk"), (True, "kn")):
                 case = Case(op, rows, n, k, seed=rows, bias=bias, layout=layout)
                 operands = make(ctx, case)

@@ -25,6 +25,8 @@ def operands(shape=(6, 8), n=5, dtype=torch.float32, requires_grad=False, device
 @pytest.mark.parametrize("shape", ((6, 8), (4, 3, 8), (2, 3, 2, 8)))
 def test_one_rank_is_a_linear_layer(one_rank, dtype, shape):
     x, w, b = operands(shape, dtype=dtype)
+    why = ("local", "no communication")
+    flux_ops.dispatch_counts(reset=True)
     for bias, strategy in itertools.product((None, b), ("auto", "fused", "decomposed", "sequential")):
         y, gathered = flux_ops.ag_gemm(x, w, bias, return_gathered=True, strategy=strategy)
         assert torch.equal(y, F.linear(x, w, bias))
@@ -36,6 +38,8 @@ def test_one_rank_is_a_linear_layer(one_rank, dtype, shape):
             assert (ran.op, ran.strategy, ran.world, ran.n, ran.k) == (op.__name__, "local", 1, 5, 8)
             assert ran.m == x.numel() // 8
             assert ran.reason
+    counts = flux_ops.dispatch_counts(reset=True)
+    assert counts == dict.fromkeys(((op, *why) for op in ("ag_gemm", "gemm_rs", "gemm_ar")), 8)
 
 
 @pytest.mark.parametrize("m,n,k", ((0, 5, 8), (6, 0, 8), (6, 5, 0), (0, 0, 0)))
