@@ -26,6 +26,9 @@ def strategies(ctx, m=FEW_ROWS):
     """ "fused" and every configuration that the backend offers for a product of M rows; none where it has none."""
     core = extension.module
     fused = [c for c in core.candidates(OP, ctx.device.type, ctx.world, m, 256, 256, "bfloat16", False) if ":" in c]
+    # With two ranks the tuner need not try it: it sends as much as the one-shot form, and takes longer.
+    two_shots = [c.replace("/one-shot", "/two-shot") for c in fused if ctx.is_cuda and c.endswith("/one-shot")]
+    fused = list(dict.fromkeys([*fused, *two_shots]))
     return ["fused", *fused] if fused else []
 
 
