@@ -4,7 +4,7 @@ ag_gemm   Y = all_gather(X) · Wᵀ
 gemm_rs   Y = reduce_scatter(X · Wᵀ)
 """
 
-from flux_ops import reference
+from flux_ops import nn, reference
 from flux_ops.ops import (
     Dispatch,
     ag_gemm,
@@ -26,6 +26,7 @@ __all__ = [
     "gemm_rs",
     "has_cuda_kernels",
     "last_dispatch",
+    "nn",
     "prepare",
     "reference",
     "set_timeout",

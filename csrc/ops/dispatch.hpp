@@ -38,6 +38,8 @@ void check_not_broken(GroupState const& state, char const* op);
 // What the last call on any group ran; null before the first.
 std::shared_ptr<Plan const> last_dispatch();
 
+bool may_run_beside_collective(c10::Device device, std::string const& group_name, std::string const& strategy);
+
 WorkspaceNeeds workspace_needs(Problem const& problem, Strategy strategy, c10::DeviceType device);
 
 // What the tuner measures: strategies as a caller may ask for them, "sequential" first.
