@@ -1,0 +1,5 @@
+from tests.cases.layers import LayerCases
+
+
+class TestLayers(LayerCases):
+    pass
