@@ -15,18 +15,23 @@ from flux_ops import extension
 Grads = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
+@torch.compiler.assume_constant_result
+def rank_and_world(group_name: str) -> tuple[int, int]:
+    group = distributed_c10d._resolve_process_group(group_name)
+    return group.rank(), group.size()
+
+
 def wait(work: torch.Tensor) -> torch.Tensor:
     return torch.ops._c10d_functional.wait_tensor(work)
 
 
 def start_all_gather(x: torch.Tensor, group_name: str) -> torch.Tensor:
     """What it returns is there after `wait`."""
-    world = distributed_c10d._resolve_process_group(group_name).size()
-    return torch.ops._c10d_functional.all_gather_into_tensor(x.contiguous(), world, group_name)
+    return torch.ops._c10d_functional.all_gather_into_tensor(x.contiguous(), rank_and_world(group_name)[1], group_name)
 
 
 def _reduce_scatter(x: torch.Tensor, group_name: str) -> torch.Tensor:
-    world = distributed_c10d._resolve_process_group(group_name).size()
+    world = rank_and_world(group_name)[1]
     return wait(torch.ops._c10d_functional.reduce_scatter_tensor(x.contiguous(), "sum", world, group_name))
 
 

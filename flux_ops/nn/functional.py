@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
-from torch.distributed import distributed_c10d
 
 from flux_ops import autograd
 from flux_ops.nn.main_grad import MainGrad
@@ -102,7 +101,7 @@ def _replicated_grads(needs, grad_y, x, weight, reduce_over, weight_grad):
 
 def _start_all_reduce(x: torch.Tensor, group_name: str) -> torch.Tensor:
     """The sum over the ranks is there after `wait`. `x` is the caller's own and is given up."""
-    if distributed_c10d._resolve_process_group(group_name).size() == 1:
+    if autograd.rank_and_world(group_name)[1] == 1:
         return x
     if torch.compiler.is_compiling():  # traced code is functional
         return torch.ops._c10d_functional.all_reduce(x, "sum", group_name)
@@ -157,14 +156,14 @@ def split_last(x: torch.Tensor, group_name: str) -> torch.Tensor:
 
 
 def _gather_last(x, group_name):
-    world = distributed_c10d._resolve_process_group(group_name).size()
+    world = autograd.rank_and_world(group_name)[1]
     parts = autograd.wait(autograd.start_all_gather(x.unsqueeze(0), group_name))
     return parts.movedim(0, -2).reshape(*x.shape[:-1], world * x.shape[-1])
 
 
 def _own_last(x, group_name):
-    group = distributed_c10d._resolve_process_group(group_name)
-    return x.chunk(group.size(), dim=-1)[group.rank()].contiguous()
+    rank, world = autograd.rank_and_world(group_name)
+    return x.chunk(world, dim=-1)[rank].contiguous()
 
 
 def column_parallel(
