@@ -27,17 +27,17 @@ class Cell:
     """A layer and the whole nn.Linear that it is a shard of, with input and gradient for both."""
 
     def __init__(
-        self, ctx, kind, sequence_parallel, *, bias=True, leading=(), seed=0, dtype=BF16, group=None, **options
+        self, ctx, kind, sequence_parallel, *, bias=True, leading=(), seed=0, dtype=BF16, tokens=TOKENS, **options
     ):
         self.ctx, self.kind, self.sequence_parallel = ctx, kind, sequence_parallel
         device = ctx.device
         self.whole = nn.Linear(IN, OUT, bias=bias, dtype=dtype, device=device)
-        m = TOKENS * ctx.world
+        m = tokens * ctx.world
         with torch.no_grad():
             self.whole.weight.copy_(exact_x((OUT, IN), dtype, generator(device, seed, "weight")))
             if bias:
                 self.whole.bias.copy_(exact_bias(OUT, dtype, generator(device, seed, "bias")))
-        self.layer = KINDS[kind].from_linear(self.whole, sequence_parallel=sequence_parallel, group=group, **options)
+        self.layer = KINDS[kind].from_linear(self.whole, sequence_parallel=sequence_parallel, **options)
         self.whole.to(FP64)
         self.x_whole = exact_x((m, *leading, IN), FP64, generator(device, seed, "x"))
         self.grad_whole = exact_x((m, *leading, OUT), FP64, generator(device, seed, "grad"))

@@ -1,4 +1,6 @@
 from tests.cases.blocks import BlockCases
+from tests.cases.layer_limits import LayerLimitCases
+from tests.cases.layer_state import LayerStateCases
 from tests.cases.layers import LayerCases
 
 
@@ -7,4 +9,12 @@ class TestLayers(LayerCases):
 
 
 class TestBlocks(BlockCases):
+    pass
+
+
+class TestLayerState(LayerStateCases):
+    pass
+
+
+class TestLayerLimits(LayerLimitCases):
     pass
