@@ -8,17 +8,11 @@ makes the weight's gradient of dY and X, all tokens of both.
 from collections.abc import Callable
 
 import torch
-from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import _get_group_size_by_name as world_size  # a constant when compiled
 
 from flux_ops import extension
 
 Grads = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-
-
-@torch.compiler.assume_constant_result
-def rank_and_world(group_name: str) -> tuple[int, int]:
-    group = distributed_c10d._resolve_process_group(group_name)
-    return group.rank(), group.size()
 
 
 def wait(work: torch.Tensor) -> torch.Tensor:
@@ -27,11 +21,11 @@ def wait(work: torch.Tensor) -> torch.Tensor:
 
 def start_all_gather(x: torch.Tensor, group_name: str) -> torch.Tensor:
     """What it returns is there after `wait`."""
-    return torch.ops._c10d_functional.all_gather_into_tensor(x.contiguous(), rank_and_world(group_name)[1], group_name)
+    return torch.ops._c10d_functional.all_gather_into_tensor(x.contiguous(), world_size(group_name), group_name)
 
 
 def _reduce_scatter(x: torch.Tensor, group_name: str) -> torch.Tensor:
-    world = rank_and_world(group_name)[1]
+    world = world_size(group_name)
     return wait(torch.ops._c10d_functional.reduce_scatter_tensor(x.contiguous(), "sum", world, group_name))
 
 

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import distributed_c10d
 
+from flux_ops import fallback
 from flux_ops.nn import functional, sharding
 from flux_ops.nn.sharding import Sharding
 from flux_ops.ops import _group_name as group_name_of
@@ -38,6 +39,7 @@ class ParallelLinear(nn.Module):
         for argument, value in (("in_features", in_features), *(("out_features", part) for part in out_parts)):
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name}: {argument} is {value!r}; it must be an int of at least 1.")
+        fallback.check_strategy(name, strategy)
         self.group_name = group_name_of(name, group)  # a name, so that the layer can be copied and pickled
         self.rank, self.world = self.group.rank(), self.group.size()
         argument, cut = ("out_features", out_parts) if cut_dim == 0 else ("in_features", [in_features])

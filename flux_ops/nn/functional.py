@@ -101,7 +101,7 @@ def _replicated_grads(needs, grad_y, x, weight, reduce_over, weight_grad):
 
 def _start_all_reduce(x: torch.Tensor, group_name: str) -> torch.Tensor:
     """The sum over the ranks is there after `wait`. `x` is the caller's own and is given up."""
-    if autograd.rank_and_world(group_name)[1] == 1:
+    if autograd.world_size(group_name) == 1:
         return x
     if torch.compiler.is_compiling():  # traced code is functional
         return torch.ops._c10d_functional.all_reduce(x, "sum", group_name)
@@ -125,45 +125,44 @@ class _GatherLast(torch.autograd.Function):
     """Y = the ranks' X side by side, in the last dimension; dX = this rank's part of dY, which all ranks hold alike."""
 
     @staticmethod
-    def forward(ctx, x, group_name):
-        ctx.group_name = group_name
+    def forward(ctx, x, group_name, rank):
+        ctx.place = group_name, rank
         return _gather_last(x, group_name)
 
     @staticmethod
     def backward(ctx, grad_y):
-        return _own_last(grad_y, ctx.group_name), None
+        return _own_last(grad_y, *ctx.place), None, None
 
 
 class _SplitLast(torch.autograd.Function):
     """Y = this rank's part of X, which all ranks hold alike, in the last dimension; dX = the ranks' dY side by side."""
 
     @staticmethod
-    def forward(ctx, x, group_name):
+    def forward(ctx, x, group_name, rank):
         ctx.group_name = group_name
-        return _own_last(x, group_name)
+        return _own_last(x, group_name, rank)
 
     @staticmethod
     def backward(ctx, grad_y):
-        return _gather_last(grad_y, ctx.group_name), None
+        return _gather_last(grad_y, ctx.group_name), None, None
 
 
-def gather_last(x: torch.Tensor, group_name: str) -> torch.Tensor:
-    return _GatherLast.apply(x, group_name)
+def gather_last(x: torch.Tensor, group_name: str, rank: int) -> torch.Tensor:
+    return _GatherLast.apply(x, group_name, rank)
 
 
-def split_last(x: torch.Tensor, group_name: str) -> torch.Tensor:
-    return _SplitLast.apply(x, group_name)
+def split_last(x: torch.Tensor, group_name: str, rank: int) -> torch.Tensor:
+    return _SplitLast.apply(x, group_name, rank)
 
 
 def _gather_last(x, group_name):
-    world = autograd.rank_and_world(group_name)[1]
+    world = autograd.world_size(group_name)
     parts = autograd.wait(autograd.start_all_gather(x.unsqueeze(0), group_name))
     return parts.movedim(0, -2).reshape(*x.shape[:-1], world * x.shape[-1])
 
 
-def _own_last(x, group_name):
-    rank, world = autograd.rank_and_world(group_name)
-    return x.chunk(world, dim=-1)[rank].contiguous()
+def _own_last(x, group_name, rank):
+    return x.chunk(autograd.world_size(group_name), dim=-1)[rank].contiguous()
 
 
 def column_parallel(

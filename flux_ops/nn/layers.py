@@ -30,7 +30,7 @@ class ColumnParallelLinear(ParallelLinear):
             are gathered); else one Y with this rank's columns of each, one after the other.
         save_gathered: keep the gathered x for the backward, which takes TP times the memory; else it is gathered again,
             which overlaps with the product.
-        strategy: as for flux_ops.ag_gemm.
+        strategy: as for flux_ops.ag_gemm; without sequence_parallel there is nothing to choose.
         gradient_accumulation_fusion: the weight's gradient is added to `weight.main_grad` (float32, or the weight's
             dtype) and `weight.grad` stays None; see flux_ops/nn/main_grad.py.
         init_method: fills the whole weight [N, K], in place; the bias is zero then. By default as nn.Linear does.
@@ -71,7 +71,7 @@ class ColumnParallelLinear(ParallelLinear):
         if gather_output and (sequence_parallel or skip_bias_add):
             other = "sequence_parallel" if sequence_parallel else "skip_bias_add"
             raise ValueError(f"ColumnParallelLinear: gather_output and {other} are both True; they exclude each other.")
-        merged = not isinstance(out_features, int)
+        merged = isinstance(out_features, Sequence)
         if merged and not len(out_features):
             raise ValueError("ColumnParallelLinear: out_features is empty; it must have at least one size.")
         super().__init__(
@@ -107,7 +107,7 @@ class ColumnParallelLinear(ParallelLinear):
         if self.split_output or self.gather_output:
             y = y.split(self.sharding.local_parts, dim=-1)
             if self.gather_output:
-                y = tuple(functional.gather_last(part, self.group_name) for part in y)
+                y = tuple(functional.gather_last(part, self.group_name, self.rank) for part in y)
             if not self.split_output:
                 y = torch.cat(y, dim=-1)
         if not self.skip_bias_add:
@@ -202,7 +202,7 @@ class RowParallelLinear(ParallelLinear):
 
     def forward(self, x: torch.Tensor) -> Result:
         if not self.input_is_parallel:
-            x = functional.split_last(x, self.group_name)
+            x = functional.split_last(x, self.group_name, self.rank)
         y = self._product(x, "gemm_rs" if self.sequence_parallel else "gemm_ar")
         return (y, self.bias) if self.skip_bias_add else y
 
