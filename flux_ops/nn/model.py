@@ -9,7 +9,8 @@ from flux_ops.nn.base import ParallelLinear
 
 
 def prepare(module: nn.Module, max_tokens: int, *, training: bool = True) -> None:
-    """Allocates the workspaces of all parallel layers in `module` now: flux_ops.prepare for each of their products.
+    """Makes ready what the parallel layers in `module` need: flux_ops.prepare for each of their overlapped products,
+    and the communicators of their groups.
 
     Before a CUDA graph is captured, or to bound memory. Collective: all ranks call it on the same module.
 
@@ -18,15 +19,17 @@ def prepare(module: nn.Module, max_tokens: int, *, training: bool = True) -> Non
         max_tokens: the most rows M of x, flattened to [M, K], over all ranks: tokens of a batch, s · b.
         training: for the backward too.
     """
+    layers = [layer for layer in module.modules() if isinstance(layer, ParallelLinear)]
     products = dict.fromkeys(
-        (op, n, k, layer.weight.dtype, layer.weight.device, layer.group_name)
-        for layer in module.modules()
-        if isinstance(layer, ParallelLinear)
+        (op, n, k, layer.weight.dtype, layer.weight.device, layer.group)
+        for layer in layers
         for op, n, k in layer.products(training)
     )
-    for op, n, k, dtype, device, group_name in products:
-        group = dist.distributed_c10d._resolve_process_group(group_name)
+    for op, n, k, dtype, device, group in products:
         ops.prepare(op=op, max_m=max_tokens, n=n, k=k, dtype=dtype, group=group, device=device)
+    for group, device in dict.fromkeys((layer.group, layer.weight.device) for layer in layers):
+        if group.size() > 1:
+            dist.all_reduce(torch.zeros(1, device=device), group=group)
 
 
 @torch.no_grad()

@@ -91,7 +91,9 @@ def refused_sizes(ctx):
         "out_features": lambda: ColumnParallelLinear(IN, world * 8 + 1),
         "one of out_features": lambda: ColumnParallelLinear(IN, [world * 8, world * 8 + 1]),
         "in_features": lambda: RowParallelLinear(world * 8 + 1, OUT),
-        "no dimension": lambda: ColumnParallelLinear(IN, OUT, sequence_parallel=True)(torch.ones(IN)),
+        "no dimension": lambda: ColumnParallelLinear(IN, OUT, sequence_parallel=True, device=ctx.device)(
+            torch.ones(IN, device=ctx.device)
+        ),
     }
     return {what: refused(ctx, make) for what, make in makers.items()}
 

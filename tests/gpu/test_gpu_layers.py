@@ -1,4 +1,5 @@
 from tests.cases.blocks import BlockCases
+from tests.cases.layer_graphs import LayerGraphCases
 from tests.cases.layer_limits import LayerLimitCases
 from tests.cases.layer_state import LayerStateCases
 from tests.cases.layers import LayerCases
@@ -17,4 +18,8 @@ class TestGpuLayerState(LayerStateCases):
 
 
 class TestGpuLayerLimits(LayerLimitCases):
+    pass
+
+
+class TestGpuLayerGraphs(LayerGraphCases):
     pass
