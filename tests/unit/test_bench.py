@@ -105,11 +105,11 @@ class TestTables:
     def test_summary(self):
         rows = [
             row(name="a", gemm=10.0, sequential=20.0, fused=15.0, auto=12.0),
-            row(name="b", gemm=10.0, sequential=20.0, fused=14.0),  # auto ran the same
+            row(name="b", gemm=10.0, sequential=20.0, torch=13.0, fused=14.0),  # auto ran the same
             row(name="c", list_name="sweep", gemm=10.0, sequential=20.0, fused=30.0),
         ]
         assert report.summary(document(*rows)) == [
-            "ag_gemm, TP = 2, graph: mean E 0.70, worst 0.60 (b), 2 shapes of mlp and gpt3"
+            "ag_gemm, TP = 2, graph: mean E 0.70, worst 0.60 (b), the fastest on 1 of 2 shapes of mlp and gpt3"
         ]
 
     def test_studies_compare_with_the_first_column(self):
@@ -148,7 +148,7 @@ class TestTables:
         assert line in compact.splitlines()
         assert "two.svg" in compact
         assert ".svg" not in whole
-        assert text.count("mean E 0.75, worst 0.75 (a), 1 shapes") == 4
+        assert text.count("mean E 0.75, worst 0.75 (a), the fastest on 1 of 1 shapes") == 4
 
     def test_the_readme_has_what_the_command_prints(self):
         text = table.README.read_text()
