@@ -17,6 +17,7 @@ from flux_ops.tuner.shapes import read_lists
 from tests.gpu.run import Collector
 
 RESULTS = report.RESULTS / "h200-tp2.json"
+needs_results = pytest.mark.skipif(not RESULTS.exists(), reason="a source archive has no results")
 
 
 def arguments(*given):
@@ -150,6 +151,7 @@ class TestTables:
         assert ".svg" not in whole
         assert text.count("mean E 0.75, worst 0.75 (a), the fastest on 1 of 1 shapes") == 4
 
+    @needs_results
     def test_the_readme_has_what_the_command_prints(self):
         text = table.README.read_text()
         block = text.split(table.BEGIN)[1].split(table.END)[0]
@@ -171,6 +173,7 @@ class TestPicture:
         bars = plot.speeds(rows, "ag_gemm")
         assert bars == {"sequential": [0.5, 0.5], "torch": [None, 0.625], "flux_ops": [0.8, 1.0]}
 
+    @needs_results
     def test_it_is_light_searchable_and_the_same_each_time(self, plot, tmp_path):
         paths = tmp_path / "a.svg", tmp_path / "b.svg"
         for path in paths:
@@ -181,6 +184,7 @@ class TestPicture:
         for word in ("llama3.1-70b", "gemm_rs", "flux_ops", "TP = 2"):
             assert word in text
 
+    @needs_results
     def test_pictures_of_results_are_light(self):
         pictures = list(report.RESULTS.glob("*.svg"))
         assert pictures
