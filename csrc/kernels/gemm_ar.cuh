@@ -57,6 +57,8 @@ struct ArConfig {
     alignas(16) float inbox[SplitK > 1 ? kInboxFloats * kMathThreads : 4];
     uint64_t full[kStages];
     uint64_t empty[kStages];
+    uint64_t inbox_full;
+    uint64_t inbox_empty;
   };
 };
 
@@ -134,6 +136,7 @@ __device__ void ar_multiply(typename Cfg::Storage& storage, int k_tiles, cutlass
     if (thread % 32 == 0) cutlass::arch::ClusterBarrier::arrive(&storage.empty[stage]);
   };
   mma.accumulate_ = GMMA::ScaleOut::Zero;
+  if (k_tiles == 0) clear(acc);  // K is shorter than the parts are many
   int last_stage = 0;
   for (int k = 0; k < k_tiles; ++k, ++state) {
     int const stage = state.index();
@@ -158,10 +161,28 @@ __device__ void ar_multiply(typename Cfg::Storage& storage, int k_tiles, cutlass
   if (k_tiles > 0) release(last_stage);
 }
 
-// Adds up the parts of K: each CTA of the cluster keeps kKept accumulators of a thread, and hands over the others.
+// A remote arrival or a wait that carries the cluster's memory along.
+__device__ __forceinline__ void arrive_at_cta(uint32_t barrier, uint32_t cta) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(cute::set_block_rank(barrier, cta))
+               : "memory");
+}
+__device__ __forceinline__ void wait_for_cluster(uint32_t barrier, uint32_t phase) {
+  uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(phase)
+        : "memory");
+  }
+}
+
+// Adds up the parts of K: each CTA of the cluster keeps kKept accumulators of a thread, and stores the others into the
+// other CTA's inbox. `turn` counts the tiles of this CTA.
 template <class Cfg, class Accumulators>
-__device__ void ar_add_splits(typename Cfg::Storage& storage, int split, int thread, bool is_first,
-                              Accumulators const& acc, float (&kept)[Cfg::kKept]) {
+__device__ void ar_add_splits(typename Cfg::Storage& storage, int split, int thread, int turn, Accumulators const& acc,
+                              float (&kept)[Cfg::kKept]) {
   static_assert(Cfg::SplitK == 1 || Cfg::SplitK == 2);
   if constexpr (Cfg::SplitK == 1) {
     CUTE_UNROLL
@@ -169,17 +190,24 @@ __device__ void ar_add_splits(typename Cfg::Storage& storage, int split, int thr
   } else {
     bool const first_half = split == 0;  // no index may depend on it: registers have none
     auto const other = [&](int i) { return first_half ? acc(i + Cfg::kKept) : acc(i); };
-    if (!is_first) cute::cluster_wait();  // the other CTA has read its inbox
-    uint32_t const inbox = cute::cast_smem_ptr_to_uint(storage.inbox);
-    uint32_t const to = cute::set_block_rank(inbox, 1 - split) + thread * 16;
+    uint32_t const full = cute::cast_smem_ptr_to_uint(&storage.inbox_full);
+    uint32_t const empty = cute::cast_smem_ptr_to_uint(&storage.inbox_empty);
+    if (thread == 0) {
+      cutlass::arch::ClusterTransactionBarrier::arrive_and_expect_tx(&storage.inbox_full,
+                                                                     Cfg::kInboxFloats * Cfg::kMathThreads * 4);
+    }
+    if (turn > 0) wait_for_cluster(empty, (turn - 1) % 2);  // the other CTA has read its inbox
+    uint32_t const to = cute::set_block_rank(cute::cast_smem_ptr_to_uint(storage.inbox), 1 - split) + thread * 16;
+    uint32_t const signal = cute::set_block_rank(full, 1 - split);
     CUTE_UNROLL
     for (int v = 0; v < Cfg::kKept / 4; ++v) {
-      asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + v * Cfg::kMathThreads * 16),
-                   "f"(other(4 * v)), "f"(other(4 * v + 1)), "f"(other(4 * v + 2)), "f"(other(4 * v + 3))
-                   : "memory");
+      asm volatile(
+          "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+              to + v * Cfg::kMathThreads * 16),
+          "f"(other(4 * v)), "f"(other(4 * v + 1)), "f"(other(4 * v + 2)), "f"(other(4 * v + 3)), "r"(signal)
+          : "memory");
     }
-    cute::cluster_arrive();
-    cute::cluster_wait();
+    wait_for_cluster(full, turn % 2);
     CUTE_UNROLL
     for (int v = 0; v < Cfg::kKept / 4; ++v) {
       float4 const part = *reinterpret_cast<float4 const*>(storage.inbox + (v * Cfg::kMathThreads + thread) * 4);
@@ -189,7 +217,8 @@ __device__ void ar_add_splits(typename Cfg::Storage& storage, int split, int thr
         kept[4 * v + i] = (first_half ? acc(4 * v + i) : acc(4 * v + i + Cfg::kKept)) + parts[i];
       }
     }
-    cute::cluster_arrive();
+    __syncwarp();
+    if (thread % 32 == 0) arrive_at_cta(empty, 1 - split);
   }
 }
 
@@ -270,15 +299,15 @@ __device__ void ar_compute(Params const& p, ArWork<Cfg> const& work, typename Cf
                            typename Cfg::Transfer const& transfer, int thread) {
   using namespace cute;
   using Transfer = typename Cfg::Transfer;
-  int tile_before = -1;
+  int tile_before = -1, turn = 0;
   cutlass::PipelineState<Cfg::kStages> state;
-  for (int tile = work.first_tile; tile < p.num_tiles(); tile += work.tile_step) {
+  for (int tile = work.first_tile; tile < p.num_tiles(); tile += work.tile_step, ++turn) {
     typename Transfer::Vector partial[Transfer::kVectors];
     {
       Tensor acc = partition_fragment_C(typename Cfg::Mma{}, Shape<Int<Cfg::TileN>, Int<Cfg::TileM>>{});
       ar_multiply<Cfg>(storage, work.k_end - work.k_begin, state, thread, acc);
       float kept[Cfg::kKept];
-      ar_add_splits<Cfg>(storage, work.split, thread, tile == work.first_tile, acc, kept);
+      ar_add_splits<Cfg>(storage, work.split, thread, turn, acc, kept);
       CUTE_UNROLL
       for (int i = 0; i < Cfg::kKept / 2; ++i) {
         partial[i / Transfer::kVectorWords].word[i % Transfer::kVectorWords] =
@@ -305,6 +334,10 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1) gemm_ar_kernel(CUTLASS_GRID_
       cutlass::arch::ClusterTransactionBarrier::init(&storage.full[stage], 1);
       cutlass::arch::ClusterBarrier::init(&storage.empty[stage], Cfg::kMathThreads / 32);
     }
+    if constexpr (Cfg::SplitK > 1) {
+      cutlass::arch::ClusterTransactionBarrier::init(&storage.inbox_full, 1);
+      cutlass::arch::ClusterBarrier::init(&storage.inbox_empty, Cfg::kMathThreads / 32);
+    }
     cutlass::arch::fence_barrier_init();
   }
   if constexpr (Cfg::SplitK > 1) {
@@ -326,14 +359,6 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1) gemm_ar_kernel(CUTLASS_GRID_
     if (blockIdx.x == 0 && is_peer) store_release_sys(&p.words[lane]->begun[parity][p.exchange.rank], signal);
     if (cute::elect_one_sync()) ar_load<Cfg>(p, work, storage);
     __syncwarp();
-    if constexpr (Cfg::SplitK > 1) {  // the math warps' cluster barriers count all threads
-      for (int tile = work.first_tile; tile < p.num_tiles(); tile += work.tile_step) {
-        if (tile != work.first_tile) cute::cluster_wait();
-        cute::cluster_arrive();
-        cute::cluster_wait();
-        cute::cluster_arrive();
-      }
-    }
     if (is_peer) {
       SignalWait wait = p.exchange.wait;
       wait.signal = signal;
@@ -343,7 +368,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1) gemm_ar_kernel(CUTLASS_GRID_
     typename Cfg::Transfer const transfer(p.exchange, parity, signal, thread);
     ar_compute<Cfg>(p, work, storage, transfer, thread);
   }
-  if constexpr (Cfg::SplitK > 1) cute::cluster_wait();  // no CTA leaves while its inbox is written
+  if constexpr (Cfg::SplitK > 1) cute::cluster_sync();  // no CTA leaves while another reaches into its memory
   __syncthreads();
   if (thread == 0 && atomicAdd(&local.finished, 1u) == gridDim.x - 1) {
     local.finished = 0;
