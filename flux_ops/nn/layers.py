@@ -208,7 +208,6 @@ class RowParallelLinear(ParallelLinear):
 
     def products(self, training: bool = True) -> Iterator[tuple[str, int, int]]:
         n, k = self.weight.shape
-        if self.sequence_parallel:
-            yield "gemm_rs", n, k
+        yield "gemm_rs" if self.sequence_parallel else "gemm_ar", n, k
         if self.sequence_parallel and training:
             yield "ag_gemm", k, n
