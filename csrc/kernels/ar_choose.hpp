@@ -110,17 +110,14 @@ inline std::vector<ArChoice> ar_candidates(Problem const& problem) {
   };
   constexpr int64_t kFewRowsAtMost = 512;
   if (problem.rows <= kFewRowsAtMost) {
-    // Tiles that hold all rows, or the largest; those that fill the chip first.
+    // Tiles that hold all rows, or the largest, and their neighbours.
     int64_t const enough = std::min<int64_t>(round_up(problem.rows, 16), 128);
-    for (int64_t const least_units : {int64_t{96}, int64_t{0}}) {
-      for (int kernel = 0; kernel < kNumArKernels; ++kernel) {
-        ArKernelRow const& row = kArKernels[kernel];
-        if (row.tile_m < enough || row.tile_m > 2 * enough) continue;
-        if (row.num_units(problem.rows, problem.n) < least_units) continue;
-        bool const two_shot_first = problem.world > 2 && problem.rows > 32;
-        add({kernel, {}, two_shot_first});
-        if (problem.world > 2) add({kernel, {}, !two_shot_first});
-      }
+    bool const two_shot_first = problem.world > 2 && problem.rows > 32;
+    for (int kernel = 0; kernel < kNumArKernels; ++kernel) {
+      int const tile_m = kArKernels[kernel].tile_m;
+      if (tile_m * 2 <= enough || tile_m >= 4 * enough) continue;
+      add({kernel, {}, two_shot_first});
+      if (problem.world > 2) add({kernel, {}, !two_shot_first});
     }
   }
   for (int const sections : {2, 4, 1}) {

@@ -2,7 +2,7 @@
 // gemm_ar for few rows, in one kernel: y[m, n] = sum over ranks of x_r[m, k_r] . w_r[n, k_r]^T, + bias.
 //
 // With few rows the time is that of reading the weights, so a tile is TileN rows of the weight, the left operand of the
-// MMA, by TileM rows of x; SplitK CTAs of a cluster share a tile, each with a part of K.
+// MMA, by TileM rows of x.
 //
 //   loads    one warp, by TMA: the weight past the L2's care (it is used once), x with it
 //   math     a warpgroup for each 64 rows of the weight
@@ -16,8 +16,8 @@
 // one. That call's readers have emptied the slots.
 
 #include <algorithm>
-#include "cute/tensor.hpp"
 
+#include "cute/tensor.hpp"
 #include "cutlass/arch/barrier.h"
 #include "cutlass/cutlass.h"
 #include "cutlass/device_kernel.h"
@@ -27,18 +27,16 @@
 
 namespace flux {
 
-template <class Element_, int TileN_, int TileM_, int SplitK_>
+template <class Element_, int TileN_, int TileM_>
 struct ArConfig {
   using Element = Element_;
-  static constexpr int TileN = TileN_, TileM = TileM_, SplitK = SplitK_;
+  static constexpr int TileN = TileN_, TileM = TileM_;
   static constexpr int kTileK = TileN * TileM >= 128 * 64 ? 64 : 128;
   static constexpr int kMathThreads = TileN / 64 * 128;
   static constexpr int kThreads = kMathThreads + 32;
-  static constexpr int kAccumulators = TileM / 2;             // of a thread
-  static constexpr int kKept = kAccumulators / SplitK;        // of which this CTA finishes
-  static constexpr int kInboxFloats = kAccumulators - kKept;  // from the other CTAs of the cluster
+  static constexpr int kWords = TileM / 4;  // of a thread: pairs of accumulators
   static constexpr int kStageBytes = (TileN + TileM) * kTileK * 2;
-  static constexpr int kStages = (215 * 1024 - kInboxFloats * kMathThreads * 4) / kStageBytes;
+  static constexpr int kStages = 215 * 1024 / kStageBytes;
 
   using Mma = decltype(cute::make_tiled_mma(
       cute::GMMA::ss_op_selector<Element, Element, float,
@@ -49,16 +47,13 @@ struct ArConfig {
       decltype(cute::tile_to_shape(SmemAtom{}, cute::Shape<cute::Int<TileN>, cute::Int<kTileK>, cute::Int<kStages>>{}));
   using XLayout =
       decltype(cute::tile_to_shape(SmemAtom{}, cute::Shape<cute::Int<TileM>, cute::Int<kTileK>, cute::Int<kStages>>{}));
-  using Transfer = Exchange<Element, kKept / 2, kMathThreads>;
+  using Transfer = Exchange<Element, kWords, kMathThreads>;
 
   struct Storage {
     alignas(1024) cute::ArrayEngine<Element, cute::cosize_v<WeightLayout>> weight;
     alignas(1024) cute::ArrayEngine<Element, cute::cosize_v<XLayout>> x;
-    alignas(16) float inbox[SplitK > 1 ? kInboxFloats * kMathThreads : 4];
     uint64_t full[kStages];
     uint64_t empty[kStages];
-    uint64_t inbox_full;
-    uint64_t inbox_empty;
   };
 };
 
@@ -74,26 +69,12 @@ struct ArParams {
   uint64_t digest;
 
   CUTLASS_HOST_DEVICE int m_tiles() const { return static_cast<int>(ceil_div(m, int{Cfg::TileM})); }
+  CUTLASS_HOST_DEVICE int k_tiles() const { return static_cast<int>(ceil_div(k, int{Cfg::kTileK})); }
   CUTLASS_HOST_DEVICE int num_tiles() const { return m_tiles() * static_cast<int>(ceil_div(n, int{Cfg::TileN})); }
 };
 
-// Where a CTA's share of the tiles lies, and its part of K.
-template <class Cfg>
-struct ArWork {
-  int split, first_tile, tile_step;
-  int k_begin, k_end;  // in units of kTileK
-
-  template <class Params>
-  __device__ explicit ArWork(Params const& p)
-      : split(blockIdx.x % Cfg::SplitK), first_tile(blockIdx.x / Cfg::SplitK), tile_step(gridDim.x / Cfg::SplitK) {
-    int const k_tiles = static_cast<int>(ceil_div(p.k, int{Cfg::kTileK}));
-    k_begin = k_tiles * split / Cfg::SplitK;
-    k_end = k_tiles * (split + 1) / Cfg::SplitK;
-  }
-};
-
 template <class Cfg, class Params>
-__device__ void ar_load(Params const& p, ArWork<Cfg> const& work, typename Cfg::Storage& storage) {
+__device__ void ar_load(Params const& p, typename Cfg::Storage& storage) {
   using namespace cute;
   using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
   using EmptyBarrier = cutlass::arch::ClusterBarrier;
@@ -102,7 +83,7 @@ __device__ void ar_load(Params const& p, ArWork<Cfg> const& work, typename Cfg::
   Tensor const s_weight = make_tensor(make_smem_ptr(storage.weight.begin()), typename Cfg::WeightLayout{});
   Tensor const s_x = make_tensor(make_smem_ptr(storage.x.begin()), typename Cfg::XLayout{});
   cutlass::PipelineState<Cfg::kStages> state(0, 1, 0);  // all stages are empty
-  for (int tile = work.first_tile; tile < p.num_tiles(); tile += work.tile_step) {
+  for (int tile = blockIdx.x; tile < p.num_tiles(); tile += gridDim.x) {
     auto const g_weight =
         local_tile(weight, Shape<Int<Cfg::TileN>, Int<Cfg::kTileK>>{}, make_coord(tile / p.m_tiles(), _));
     auto const g_x = local_tile(x, Shape<Int<Cfg::TileM>, Int<Cfg::kTileK>>{}, make_coord(tile % p.m_tiles(), _));
@@ -110,7 +91,7 @@ __device__ void ar_load(Params const& p, ArWork<Cfg> const& work, typename Cfg::
         tma_partition(p.tma_weight, Int<0>{}, Layout<_1>{}, group_modes<0, 2>(s_weight), group_modes<0, 2>(g_weight));
     auto const [from_x, to_x] =
         tma_partition(p.tma_x, Int<0>{}, Layout<_1>{}, group_modes<0, 2>(s_x), group_modes<0, 2>(g_x));
-    for (int k = work.k_begin; k < work.k_end; ++k, ++state) {
+    for (int k = 0; k < p.k_tiles(); ++k, ++state) {
       int const stage = state.index();
       EmptyBarrier::wait(&storage.empty[stage], state.phase());
       FullBarrier::arrive_and_expect_tx(&storage.full[stage], Cfg::kStageBytes);
@@ -121,7 +102,7 @@ __device__ void ar_load(Params const& p, ArWork<Cfg> const& work, typename Cfg::
   }
 }
 
-// The product of a CTA's part of K with one tile.
+// The product of one tile. K is not 0.
 template <class Cfg, class Accumulators>
 __device__ void ar_multiply(typename Cfg::Storage& storage, int k_tiles, cutlass::PipelineState<Cfg::kStages>& state,
                             int thread, Accumulators& acc) {
@@ -136,7 +117,6 @@ __device__ void ar_multiply(typename Cfg::Storage& storage, int k_tiles, cutlass
     if (thread % 32 == 0) cutlass::arch::ClusterBarrier::arrive(&storage.empty[stage]);
   };
   mma.accumulate_ = GMMA::ScaleOut::Zero;
-  if (k_tiles == 0) clear(acc);  // K is shorter than the parts are many
   int last_stage = 0;
   for (int k = 0; k < k_tiles; ++k, ++state) {
     int const stage = state.index();
@@ -158,89 +138,25 @@ __device__ void ar_multiply(typename Cfg::Storage& storage, int k_tiles, cutlass
   }
   warpgroup_wait<0>();
   warpgroup_fence_operand(acc);
-  if (k_tiles > 0) release(last_stage);
-}
-
-// A remote arrival or a wait that carries the cluster's memory along.
-__device__ __forceinline__ void arrive_at_cta(uint32_t barrier, uint32_t cta) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(cute::set_block_rank(barrier, cta))
-               : "memory");
-}
-__device__ __forceinline__ void wait_for_cluster(uint32_t barrier, uint32_t phase) {
-  uint32_t done = 0;
-  while (done == 0) {
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(barrier), "r"(phase)
-        : "memory");
-  }
-}
-
-// Adds up the parts of K: each CTA of the cluster keeps kKept accumulators of a thread, and stores the others into the
-// other CTA's inbox. `turn` counts the tiles of this CTA.
-template <class Cfg, class Accumulators>
-__device__ void ar_add_splits(typename Cfg::Storage& storage, int split, int thread, int turn, Accumulators const& acc,
-                              float (&kept)[Cfg::kKept]) {
-  static_assert(Cfg::SplitK == 1 || Cfg::SplitK == 2);
-  if constexpr (Cfg::SplitK == 1) {
-    CUTE_UNROLL
-    for (int i = 0; i < Cfg::kKept; ++i) kept[i] = acc(i);
-  } else {
-    bool const first_half = split == 0;  // no index may depend on it: registers have none
-    auto const other = [&](int i) { return first_half ? acc(i + Cfg::kKept) : acc(i); };
-    uint32_t const full = cute::cast_smem_ptr_to_uint(&storage.inbox_full);
-    uint32_t const empty = cute::cast_smem_ptr_to_uint(&storage.inbox_empty);
-    if (thread == 0) {
-      cutlass::arch::ClusterTransactionBarrier::arrive_and_expect_tx(&storage.inbox_full,
-                                                                     Cfg::kInboxFloats * Cfg::kMathThreads * 4);
-    }
-    if (turn > 0) wait_for_cluster(empty, (turn - 1) % 2);  // the other CTA has read its inbox
-    uint32_t const to = cute::set_block_rank(cute::cast_smem_ptr_to_uint(storage.inbox), 1 - split) + thread * 16;
-    uint32_t const signal = cute::set_block_rank(full, 1 - split);
-    CUTE_UNROLL
-    for (int v = 0; v < Cfg::kKept / 4; ++v) {
-      asm volatile(
-          "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-              to + v * Cfg::kMathThreads * 16),
-          "f"(other(4 * v)), "f"(other(4 * v + 1)), "f"(other(4 * v + 2)), "f"(other(4 * v + 3)), "r"(signal)
-          : "memory");
-    }
-    wait_for_cluster(full, turn % 2);
-    CUTE_UNROLL
-    for (int v = 0; v < Cfg::kKept / 4; ++v) {
-      float4 const part = *reinterpret_cast<float4 const*>(storage.inbox + (v * Cfg::kMathThreads + thread) * 4);
-      float const parts[4] = {part.x, part.y, part.z, part.w};
-      CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        kept[4 * v + i] = (first_half ? acc(4 * v + i) : acc(4 * v + i + Cfg::kKept)) + parts[i];
-      }
-    }
-    __syncwarp();
-    if (thread % 32 == 0) arrive_at_cta(empty, 1 - split);
-  }
+  release(last_stage);
 }
 
 // Where the words of a thread lie in y. The accumulators of a warp are blocks of 8 rows of the weight by 8 rows of x:
 // a word holds two neighbouring rows of x for one row of the weight, until the block is transposed.
 template <class Cfg>
 struct ArPlace {
-  int n0, m0;  // of the tile
-  int split;
+  int n0, m0;       // of the tile, and of the warp in it
   int row, column;  // of the thread's quad: warp's rows of the weight; lane / 4, lane % 4
 
   template <class Params>
-  __device__ ArPlace(Params const& p, int tile, int split_, int thread)
-      : n0(tile / p.m_tiles() * Cfg::TileN + thread / 32 * 16), m0(tile % p.m_tiles() * Cfg::TileM), split(split_) {
+  __device__ ArPlace(Params const& p, int tile, int thread)
+      : n0(tile / p.m_tiles() * Cfg::TileN + thread / 32 * 16), m0(tile % p.m_tiles() * Cfg::TileM) {
     row = thread % 32 / 4;
     column = thread % 4;
   }
 
-  // First of the two accumulators of a word, numbered over the whole tile.
-  __device__ int accumulator(int word) const { return split * Cfg::kKept + 2 * word; }
-  __device__ int block_m(int word) const { return m0 + accumulator(word) / 4 * 8; }
-  __device__ int block_n(int word) const { return n0 + accumulator(word) / 2 % 2 * 8; }
+  __device__ int block_m(int word) const { return m0 + word / 2 * 8; }
+  __device__ int block_n(int word) const { return n0 + word % 2 * 8; }
 
   // Bit v: vector v of the thread's words has rows of x that exist.
   template <class Transfer>
@@ -264,11 +180,10 @@ __device__ void ar_write(Params const& p, ArPlace<Cfg> const& place, uint32_t wo
 
 // Waits for the sum of a tile, or for what it is made of, and writes it.
 template <class Cfg, class Params>
-__device__ void ar_finish(Params const& p, typename Cfg::Transfer const& transfer, int tile, int split, int thread) {
+__device__ void ar_finish(Params const& p, typename Cfg::Transfer const& transfer, int tile, int thread) {
   using Transfer = typename Cfg::Transfer;
-  ArPlace<Cfg> const place(p, tile, split, thread);
+  ArPlace<Cfg> const place(p, tile, thread);
   uint32_t const mask = place.template mask<Transfer>(p.m);
-  int const unit = tile * Cfg::SplitK + split;
   typename Transfer::Vector words[Transfer::kVectors];
   auto const word = [&](int i) -> uint32_t& {
     return words[i / Transfer::kVectorWords].word[i % Transfer::kVectorWords];
@@ -279,47 +194,45 @@ __device__ void ar_finish(Params const& p, typename Cfg::Transfer const& transfe
     int const n = place.block_n(i) + place.row;
     if (p.bias != nullptr && n < p.n) bias[i] = float(p.bias[n]);
   }
-  if (!p.exchange.two_shot || exchange_owner(unit, p.exchange.world) == p.exchange.rank) {
-    auto const sums = transfer.reduce(unit, mask);
+  if (!p.exchange.two_shot || exchange_owner(tile, p.exchange.world) == p.exchange.rank) {
+    auto const sums = transfer.reduce(tile, mask);
     CUTE_UNROLL
-    for (int i = 0; i < Cfg::kKept / 2; ++i) {
+    for (int i = 0; i < Cfg::kWords; ++i) {
       word(i) = Transfer::pack(sums.value[2 * i] + bias[i % 2], sums.value[2 * i + 1] + bias[i % 2]);
     }
-    if (p.exchange.two_shot) transfer.send_sum(unit, words, mask);
+    if (p.exchange.two_shot) transfer.send_sum(tile, words, mask);
   } else {
-    transfer.receive_sum(unit, words, mask);
+    transfer.receive_sum(tile, words, mask);
   }
   __syncwarp();
   CUTE_UNROLL
-  for (int i = 0; i < Cfg::kKept / 2; ++i) ar_write(p, place, word(i), i);
+  for (int i = 0; i < Cfg::kWords; ++i) ar_write(p, place, word(i), i);
 }
 
 template <class Cfg, class Params>
-__device__ void ar_compute(Params const& p, ArWork<Cfg> const& work, typename Cfg::Storage& storage,
-                           typename Cfg::Transfer const& transfer, int thread) {
+__device__ void ar_compute(Params const& p, typename Cfg::Storage& storage, typename Cfg::Transfer const& transfer,
+                           int thread) {
   using namespace cute;
   using Transfer = typename Cfg::Transfer;
-  int tile_before = -1, turn = 0;
+  int tile_before = -1;
   cutlass::PipelineState<Cfg::kStages> state;
-  for (int tile = work.first_tile; tile < p.num_tiles(); tile += work.tile_step, ++turn) {
+  for (int tile = blockIdx.x; tile < p.num_tiles(); tile += gridDim.x) {
     typename Transfer::Vector partial[Transfer::kVectors];
     {
       Tensor acc = partition_fragment_C(typename Cfg::Mma{}, Shape<Int<Cfg::TileN>, Int<Cfg::TileM>>{});
-      ar_multiply<Cfg>(storage, work.k_end - work.k_begin, state, thread, acc);
-      float kept[Cfg::kKept];
-      ar_add_splits<Cfg>(storage, work.split, thread, turn, acc, kept);
+      ar_multiply<Cfg>(storage, p.k_tiles(), state, thread, acc);
       CUTE_UNROLL
-      for (int i = 0; i < Cfg::kKept / 2; ++i) {
+      for (int i = 0; i < Cfg::kWords; ++i) {
         partial[i / Transfer::kVectorWords].word[i % Transfer::kVectorWords] =
-            Transfer::pack(kept[2 * i], kept[2 * i + 1]);
+            Transfer::pack(acc(2 * i), acc(2 * i + 1));
       }
     }
-    ArPlace<Cfg> const place(p, tile, work.split, thread);
-    transfer.send_partial(tile * Cfg::SplitK + work.split, partial, place.template mask<Transfer>(p.m));
-    if (tile_before >= 0) ar_finish<Cfg>(p, transfer, tile_before, work.split, thread);
+    ArPlace<Cfg> const place(p, tile, thread);
+    transfer.send_partial(tile, partial, place.template mask<Transfer>(p.m));
+    if (tile_before >= 0) ar_finish<Cfg>(p, transfer, tile_before, thread);
     tile_before = tile;
   }
-  if (tile_before >= 0) ar_finish<Cfg>(p, transfer, tile_before, work.split, thread);
+  if (tile_before >= 0) ar_finish<Cfg>(p, transfer, tile_before, thread);
 }
 
 template <class Cfg, class Params>
@@ -334,17 +247,9 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1) gemm_ar_kernel(CUTLASS_GRID_
       cutlass::arch::ClusterTransactionBarrier::init(&storage.full[stage], 1);
       cutlass::arch::ClusterBarrier::init(&storage.empty[stage], Cfg::kMathThreads / 32);
     }
-    if constexpr (Cfg::SplitK > 1) {
-      cutlass::arch::ClusterTransactionBarrier::init(&storage.inbox_full, 1);
-      cutlass::arch::ClusterBarrier::init(&storage.inbox_empty, Cfg::kMathThreads / 32);
-    }
     cutlass::arch::fence_barrier_init();
   }
-  if constexpr (Cfg::SplitK > 1) {
-    cute::cluster_sync();
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
   asm volatile("griddepcontrol.launch_dependents;");
   asm volatile("griddepcontrol.wait;" ::: "memory");
 
@@ -352,12 +257,11 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1) gemm_ar_kernel(CUTLASS_GRID_
   Epoch const call = load_relaxed_sys(&local.calls) + 1;
   int const parity = parity_of(call);
   Epoch const signal = make_signal(call, p.digest);
-  ArWork<Cfg> const work(p);
   if (loads) {
     int const lane = thread % 32;
     bool const is_peer = lane < p.exchange.world && lane != p.exchange.rank;
     if (blockIdx.x == 0 && is_peer) store_release_sys(&p.words[lane]->begun[parity][p.exchange.rank], signal);
-    if (cute::elect_one_sync()) ar_load<Cfg>(p, work, storage);
+    if (cute::elect_one_sync()) ar_load<Cfg>(p, storage);
     __syncwarp();
     if (is_peer) {
       SignalWait wait = p.exchange.wait;
@@ -366,9 +270,8 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1) gemm_ar_kernel(CUTLASS_GRID_
     }
   } else {
     typename Cfg::Transfer const transfer(p.exchange, parity, signal, thread);
-    ar_compute<Cfg>(p, work, storage, transfer, thread);
+    ar_compute<Cfg>(p, storage, transfer, thread);
   }
-  if constexpr (Cfg::SplitK > 1) cute::cluster_sync();  // no CTA leaves while another reaches into its memory
   __syncthreads();
   if (thread == 0 && atomicAdd(&local.finished, 1u) == gridDim.x - 1) {
     local.finished = 0;
@@ -395,22 +298,20 @@ cudaError_t launch_gemm_ar(GemmArArgs const& args, cudaStream_t stream) {
 
   auto* const kernel = gemm_ar_kernel<Cfg, decltype(params)>;
   constexpr int kSmemBytes = sizeof(typename Cfg::Storage) + 1024;
-  int device = 0, clusters = 0;
-  cudaError_t const error = max_active_clusters(reinterpret_cast<void const*>(kernel), Cfg::SplitK, Cfg::kThreads,
-                                                kSmemBytes, &device, &clusters);
+  int device = 0, ctas = 0;
+  cudaError_t const error =
+      max_active_clusters(reinterpret_cast<void const*>(kernel), dim3(1), Cfg::kThreads, kSmemBytes, &device, &ctas);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {Cfg::SplitK, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = {static_cast<unsigned>(std::min(clusters, params.num_tiles()) * Cfg::SplitK), 1, 1};
+  config.gridDim = {static_cast<unsigned>(std::min(ctas, params.num_tiles())), 1, 1};
   config.blockDim = {Cfg::kThreads, 1, 1};
   config.dynamicSmemBytes = kSmemBytes;
   config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = 2;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
   return cudaLaunchKernelEx(&config, kernel, params);
 }
 

@@ -1,7 +1,6 @@
 #pragma once
-// Slots of the exchange area, through which a kernel of gemm_ar for few rows sends its tiles. A unit is what one CTA
-// finishes at a time: a tile of the product, or the part of it that the CTA keeps where several share a tile. Every
-// rank has for each unit one slot per source:
+// Slots of the exchange area, through which a kernel of gemm_ar for few rows sends its tiles. Every rank has for each
+// unit, a tile of the product, one slot per source:
 //
 //   exchange area of one parity   [unit][source rank][vector][thread]     vectors of one thread's words
 //
