@@ -1,6 +1,7 @@
 """Reading and writing FX graphs of ATen operators and functional collectives."""
 
 import dataclasses
+import operator
 from collections.abc import Iterator
 
 import torch
@@ -103,6 +104,31 @@ def dim_of(node: Node, position: int, ndim: int) -> int:
     return dim % ndim
 
 
+_MERGED = (
+    c10d.all_gather_into_tensor.default,
+    c10d.wait_tensor.default,
+    aten.split.Tensor,
+    operator.getitem,
+    aten.cat.default,
+    *RESHAPES,
+)
+
+
+def merge_equal_gathers(graph: Graph) -> None:
+    """One node where several gather the same shard and regroup it alike, as DTensor has them in each layer."""
+    first: dict[tuple, Node] = {}
+    for node in list(graph.nodes):
+        if node.target in _MERGED and not node.kwargs:
+            same = first.setdefault((node.target, _hashable(node.args)), node)
+            if same is not node:
+                node.replace_all_uses_with(same)
+                graph.erase_node(node)
+
+
+def _hashable(value):
+    return tuple(map(_hashable, value)) if isinstance(value, (list, tuple)) else value
+
+
 class Writer:
     """Adds nodes in front of `anchor`, with what they return on fake tensors."""
 
@@ -130,9 +156,10 @@ class Writer:
             return node
         order = list(range(value(node).ndim))
         order.insert(to, order.pop(source))
+        across = range(min(source, to), max(source, to) + 1)
+        if all(dim == source or is_same(value(node).shape[dim], 1) for dim in across):
+            return self.reshaped(node, [self.size(node, dim) for dim in order])
         moved = self.call(aten.permute.default, node, order)
-        if value(moved).is_contiguous():
-            return moved
         with self.graph.inserting_before(self.anchor):
             copy = self.graph.call_function(aten.clone.default, (moved,), {"memory_format": torch.contiguous_format})
         copy.meta["val"] = value(moved).clone(memory_format=torch.contiguous_format)
@@ -165,7 +192,7 @@ def erase_unused(nodes: list[Node]) -> None:
 
 
 def replace_collective(collective: Node, result: Node, by: Node) -> None:
-    """Whoever uses the result of a collective, uses `by`; also who holds it without having waited (as graph outputs)."""
+    """Whoever uses the result of a collective uses `by`; so does an output of the graph that was not waited for."""
     if not result._erased:
         result.replace_all_uses_with(by)
     if not collective._erased:

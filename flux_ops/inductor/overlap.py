@@ -8,7 +8,7 @@ from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph, Node
 
 from flux_ops.inductor import gather, reduce
-from flux_ops.inductor.graph import NotMatchedError, c10d
+from flux_ops.inductor.graph import NotMatchedError, c10d, merge_equal_gathers
 from flux_ops.inductor.report import Left, Replaced, Report
 from flux_ops.version import __version__
 
@@ -49,6 +49,7 @@ class OverlapPass(CustomGraphPass):
 
     def __call__(self, graph: Graph) -> None:
         graph.eliminate_dead_code()
+        merge_equal_gathers(graph)
         report = Report()
         for node in list(graph.nodes):
             if node.op != "call_function" or node._erased or node.target not in _OVERLAPS:
