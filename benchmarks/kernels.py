@@ -9,8 +9,6 @@ results are written to benchmarks/results/ and to $OUT.
 """
 
 import argparse
-import json
-import os
 import pathlib
 import sys
 
@@ -19,11 +17,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import torch
 import torch.nn.functional as F
 
-from benchmarks import report
 from flux_ops import extension, launch
+from flux_ops.bench import report
+from flux_ops.bench.command import SHAPES
 from flux_ops.tuner import timing
 from flux_ops.tuner.measure import GEMM, MAX_COPIES, ROTATE_BYTES, difference
-from flux_ops.tuner.shapes import Shape
+from flux_ops.tuner.shapes import read_lists
 
 TOLERANCE = 2e-2
 FIRST_ROUNDS = 3
@@ -117,16 +116,15 @@ def measure(place, clock, op, shape, tp, args):
 
 
 def run(place, args):
-    lists = json.loads((pathlib.Path(__file__).parent / "shapes.json").read_text())
     wanted = set(filter(None, args.shapes.split(",")))
-    rows = [row for name in args.lists.split(",") for row in lists[name] if not wanted or row["name"] in wanted]
+    shapes = [shape for _, shape in read_lists(SHAPES, args.lists) if not wanted or shape.name in wanted]
     clock = timing.Clock(place)
     document = {"environment": report.environment(place), "rows": []}
-    folders = [folder for folder in (report.RESULTS, os.environ.get("OUT")) if folder]
+    folders = report.folders(keep=True)
     for op in args.ops.split(","):
         for tp in map(int, args.tp.split(",")):
-            for r in rows:
-                document["rows"].append(measure(place, clock, op, Shape(r["name"], r["M"], r["H"], r["I"]), tp, args))
+            for shape in shapes:
+                document["rows"].append(measure(place, clock, op, shape, tp, args))
                 report.write(document, args.name, folders)
                 torch.cuda.empty_cache()
     print()

@@ -1,9 +1,10 @@
-"""The README's result table, made from a results file.
+"""The README's results, made from results files.
 
-    python benchmarks/table.py benchmarks/results/NAME.json           prints it
-    python benchmarks/table.py benchmarks/results/NAME.json --write   puts it between the markers of README.md
+    python benchmarks/table.py benchmarks/results/NAME.json           prints them
+    python benchmarks/table.py NAME4.json NAME2.json --write          puts them between the markers of README.md
 
-Without a file: the newest one in benchmarks/results/ that was measured on GPUs.
+The first file's table is whole, those of the others are compact. Beside a file NAME.json lies its picture, NAME.svg, if
+benchmarks/plot.py has made it. Without a file: the newest one in benchmarks/results/ that was measured on GPUs.
 """
 
 import argparse
@@ -13,93 +14,146 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import report
-from benchmarks.candidates import AUTO, FUSED, TORCH
+from flux_ops.bench import report
+from flux_ops.bench.candidates import AUTO, RIVALS
 from flux_ops.tuner.measure import GEMM, SEQUENTIAL
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 README = report.ROOT / "README.md"
+RIVAL_WORDS = {
+    "torch": "`torch` is `torch.ops.symm_mem.fused_*`",
+    "one-shot": "`one-shot` and `two-shot` are cuBLAS and `torch.ops.symm_mem.*_shot_all_reduce`",
+}
 
 
 def newest():
     found = []
     for path in report.RESULTS.glob("*.json"):
-        environment = json.loads(path.read_text())["environment"]
-        if environment["nccl"]:
-            found.append((environment["date"], path))
+        document = json.loads(path.read_text())
+        if document["environment"]["nccl"] and "modes" in document and "study" not in document:
+            found.append((document["environment"]["date"], path))
     if not found:
         raise SystemExit("benchmarks/results/ has no results measured on GPUs; `make bench` makes them.")
     return max(found)[1]
 
 
-def markdown(document, source, mode="graph"):
-    meta = document["environment"]
-    mode = mode if mode in document["modes"] else document["modes"][0]
-    lines = [
-        f"{meta['tp']} x {meta['card']}, {document['dtype']}, {'under a CUDA graph' if mode == 'graph' else 'eager'}; "
-        f"median of {document['rounds']} interleaved samples, in ms, the slowest rank counts. `gemm` is cuBLAS alone, "
-        f"`sequential` is NCCL and cuBLAS one after the other, `torch` is `torch.ops.symm_mem.fused_*`, "
-        "`auto` is what the ops do by default, with the tuned choices that the package brings. "
-        f"*E* = 1 − (T − T_gemm) / (T_sequential − T_gemm) is the share of the communication that is hidden. "
-        "The fastest of the three is in bold.",
+def markdown(paths, mode="graph"):
+    """The whole block, as text."""
+    documents = [(path.resolve(), json.loads(path.read_text())) for path in paths]
+    first = documents[0][1]
+    rivals = {name for row in first["rows"] for name in RIVALS[row["op"]]}
+    words = "; ".join(text for name, text in RIVAL_WORDS.items() if name in rivals)
+    parts = [
+        f"Median of {first['rounds']} interleaved samples, in ms, the slowest rank counts. `gemm` is cuBLAS alone, "
+        f"`sequential` is NCCL and cuBLAS one after the other, {words}, `auto` is what the ops do by default, with the "
+        "tuned choices that the package brings. *E* = 1 − (T − T_gemm) / (T_sequential − T_gemm) is the share of the "
+        "communication that is hidden. The fastest of each row is in bold."
     ]
+    for index, (path, document) in enumerate(documents):
+        in_mode = mode if mode in document["modes"] else document["modes"][0]
+        meta = document["environment"]
+        graph = "under a CUDA graph" if in_mode == "graph" else "eager"
+        parts.append(f"**TP = {meta['tp']}**: {meta['tp']} x {meta['card']}, {document['dtype']}, {graph}")
+        picture = path.with_suffix(".svg")
+        if picture.exists():
+            parts.append(
+                f"![Speed of each shape beside that of the product alone, TP = {meta['tp']}]({_shown(picture)})"
+            )
+        parts += [_compact(document, in_mode)] if index else _full(document, in_mode)
+        parts.append("\n".join(f"* {line}" for line in report.summary(document)))
+        stack = ", ".join(
+            f"{name} {meta[name]}" for name in ("torch", "cuda", "nccl", "driver", "commit") if meta[name]
+        )
+        parts.append(f"{meta['date'][:10]}, {stack}. All numbers, with their spread: `{_shown(path)}`")
+    return "\n\n".join(parts)
+
+
+def _shown(path):
+    return path.relative_to(report.ROOT) if path.is_relative_to(report.ROOT) else path.name
+
+
+def _times(row):
+    """The row's times by candidate; what the op does by default as `auto`."""
+    return {**row["times"], AUTO: row["times"].get(report.default_of(row))}
+
+
+def _full(document, mode):
+    """A heading and a table for each op."""
     for op, title in report.TITLES.items():
         rows = report.select(document, op, mode)
         if not rows:
             continue
-        for row in rows:  # where auto runs what `fused` runs anyhow, only the latter is measured
-            row["times"].setdefault(AUTO, row["times"].get(FUSED))
-        names = [GEMM, SEQUENTIAL, TORCH, AUTO]
-        lines += ["", f"**`{op}`** ({title})", ""]
-        lines += [
-            "| shape | M | H | I | " + " | ".join(names) + " | speed-up | E |",
-            "| --- |" + " ---: |" * (len(names) + 5),
-        ]
+        names = [GEMM, SEQUENTIAL, *RIVALS[op], AUTO]
+        heads = ["shape", "M", "H", "I", *names, "speed-up", "E"]
+        body = []
         for row in rows:
-            ours = row["times"].get(AUTO)
-            sequential = row["times"].get(SEQUENTIAL)
-            rivals = [row["times"][n] for n in (SEQUENTIAL, TORCH, AUTO) if row["times"].get(n)]
-            fastest = min(rivals, key=lambda timing: timing["median"], default=None)
-            cells = [_cell(row["times"].get(name), row["times"].get(name) is fastest) for name in names]
+            times = _times(row)
+            ours, sequential = times[AUTO], times.get(SEQUENTIAL)
             ratio = f"{sequential['median'] / ours['median']:.2f}" if ours and sequential else report.DASH
-            e = report.number(report.efficiency(row["times"], AUTO))
-            lines.append(
-                f"| {row['name']} | {row['M']} | {row['H']} | {row['I']} | {' | '.join(cells)} | {ratio} | {e} |"
-            )
-        mean = report.number(report.mean(report.efficiency(row["times"], AUTO) for row in rows))
-        lines.append(f"| mean | | | | {' | '.join([''] * len(names))} | | {mean} |")
-    versions = ("torch", "cuda", "nccl", "driver", "commit")
-    stack = ", ".join(f"{name} {meta[name]}" for name in versions if meta[name])
-    lines += ["", f"{meta['date'][:10]}, {stack}. All numbers, with their spread, are in `{source}`."]
-    return "\n".join(lines)
+            cells = _cells(times, names)
+            e = report.number(report.efficiency(times, AUTO))
+            body.append([row["name"], str(row["M"]), str(row["H"]), str(row["I"]), *cells, ratio, e])
+        mean = report.number(report.mean(report.efficiency(_times(row), AUTO) for row in rows))
+        body.append(["mean", *[""] * (len(heads) - 2), mean])
+        yield f"**`{op}`** ({title})"
+        yield _table(heads, body, left=1)
 
 
-def _cell(timing, bold):
-    if not timing:
-        return report.DASH
-    text = f"{timing['median'] / 1e3:.3f}"
-    return f"**{text}**" if bold else text
+def _compact(document, mode):
+    """One table: a line for each shape, the ops beside each other."""
+    by_op = {op: {row["name"]: row for row in report.select(document, op, mode)} for op in report.TITLES}
+    by_op = {op: rows for op, rows in by_op.items() if rows}
+    shapes = {row["name"]: row for rows in by_op.values() for row in rows.values()}
+    heads = ["shape", "M", *(f"`{op}`: {name}" for op in by_op for name in (SEQUENTIAL, *RIVALS[op], AUTO, "E"))]
+    body = []
+    for name, shape in shapes.items():
+        line = [name, str(shape["M"])]
+        for op, rows in by_op.items():
+            names = [SEQUENTIAL, *RIVALS[op], AUTO]
+            times = _times(rows[name]) if name in rows else {}
+            line += [*_cells(times, names), report.number(report.efficiency(times, AUTO))]
+        body.append(line)
+    return _table(heads, body, left=1)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="?", type=pathlib.Path)
-    parser.add_argument("--mode", default="graph", choices=("graph", "eager"))
-    parser.add_argument("--write", action="store_true")
-    args = parser.parse_args()
-    path = (args.results or newest()).resolve()
-    source = path.relative_to(report.ROOT) if path.is_relative_to(report.ROOT) else path.name
-    table = markdown(json.loads(path.read_text()), source, args.mode)
-    if not args.write:
-        print(table)
-        return
-    text = README.read_text()
+def _cells(times, names):
+    """Milliseconds; the fastest of those that compute and communicate in bold."""
+    rivals = [times[name] for name in names if name != GEMM and times.get(name)]
+    fastest = min(rivals, key=lambda timing: timing["median"], default=None)
+    cells = []
+    for name in names:
+        text = f"{times[name]['median'] / 1e3:.3f}" if times.get(name) else report.DASH
+        cells.append(f"**{text}**" if times.get(name) and times[name] is fastest else text)
+    return cells
+
+
+def _table(heads, body, left):
+    rule = ["---"] * left + ["---:"] * (len(heads) - left)
+    return "\n".join("| " + " | ".join(line) + " |" for line in [heads, rule, *body])
+
+
+def placed(text, block):
+    """The README with the block between its markers."""
     if BEGIN not in text or END not in text:
         raise SystemExit(f"README.md lacks the markers {BEGIN} and {END}")
     head, rest = text.split(BEGIN, 1)
     _, tail = rest.split(END, 1)
-    README.write_text(f"{head}{BEGIN}\n{table}\n{END}{tail}")
-    print(f"README.md: table from {source}")
+    return f"{head}{BEGIN}\n{block}\n{END}{tail}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="*", type=pathlib.Path)
+    parser.add_argument("--mode", default="graph", choices=("graph", "eager"))
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    paths = args.results or [newest()]
+    block = markdown(paths, args.mode)
+    if not args.write:
+        print(block)
+        return
+    README.write_text(placed(README.read_text(), block))
+    print("README.md: results of", *paths)
 
 
 if __name__ == "__main__":

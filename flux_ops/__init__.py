@@ -2,13 +2,16 @@
 
 ag_gemm   Y = all_gather(X) · Wᵀ
 gemm_rs   Y = reduce_scatter(X · Wᵀ)
+gemm_ar   Y = all_reduce(X · Wᵀ)
 """
 
-from flux_ops import reference
+from flux_ops import nn, reference
 from flux_ops.ops import (
     Dispatch,
     ag_gemm,
     destroy,
+    dispatch_counts,
+    gemm_ar,
     gemm_rs,
     has_cuda_kernels,
     last_dispatch,
@@ -23,9 +26,12 @@ __all__ = [
     "__version__",
     "ag_gemm",
     "destroy",
+    "dispatch_counts",
+    "gemm_ar",
     "gemm_rs",
     "has_cuda_kernels",
     "last_dispatch",
+    "nn",
     "prepare",
     "reference",
     "set_timeout",

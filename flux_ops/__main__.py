@@ -1,20 +1,24 @@
-"""python -m flux_ops info | tune"""
+"""python -m flux_ops info | tune | bench"""
 
 import argparse
 import sys
 
 from flux_ops import info
-from flux_ops.tuner import command
+from flux_ops.bench import command as bench
+from flux_ops.tuner import command as tune
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flux_ops")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="versions, devices, and the tuned choices in use")
-    command.add_arguments(commands.add_parser("tune", help="find the fastest way to run each of a list of shapes"))
+    tune.add_arguments(commands.add_parser("tune", help="find the fastest way to run each of a list of shapes"))
+    bench.add_arguments(commands.add_parser("bench", help="time the ops against the plain sequence and PyTorch's"))
     args = parser.parse_args()
     if args.command == "tune":
-        return command.run(args)
+        return tune.run(args)
+    if args.command == "bench":
+        return bench.run(args, [sys.executable, "-m", "flux_ops", *sys.argv[1:]])
     print(*info.lines(), sep="\n")
     return 0
 

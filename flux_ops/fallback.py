@@ -1,5 +1,7 @@
 """torch.ops.flux without the compiled part: the same schemas, with the sequential strategy alone."""
 
+import collections
+
 import torch
 from torch.distributed import distributed_c10d
 
@@ -8,6 +10,14 @@ from flux_ops.hooks import warn_once
 
 _STRATEGIES = ("auto", "sequential", "fused", "decomposed")
 last_call: dict | None = None
+_counts: collections.Counter = collections.Counter()
+
+
+def dispatch_counts(reset: bool) -> dict:
+    counts = dict(_counts)
+    if reset:
+        _counts.clear()
+    return counts
 
 
 def define(why_not_loaded: str) -> torch.library.Library:
@@ -17,7 +27,8 @@ def define(why_not_loaded: str) -> torch.library.Library:
         "ag_gemm(Tensor x, Tensor weight, Tensor? bias, str group_name, bool return_gathered, str strategy)"
         " -> (Tensor, Tensor)"
     )
-    library.define("gemm_rs(Tensor x, Tensor weight, Tensor? bias, str group_name, str strategy) -> Tensor")
+    for op in ("gemm_rs", "gemm_ar"):
+        library.define(f"{op}(Tensor x, Tensor weight, Tensor? bias, str group_name, str strategy) -> Tensor")
 
     def ag_gemm(x, weight, bias, group_name, return_gathered, strategy):
         group = _check("ag_gemm", x, weight, bias, group_name, strategy, why_not_loaded)
@@ -27,6 +38,10 @@ def define(why_not_loaded: str) -> torch.library.Library:
     def gemm_rs(x, weight, bias, group_name, strategy):
         group = _check("gemm_rs", x, weight, bias, group_name, strategy, why_not_loaded)
         return reference.gemm_rs(x, weight, bias, group=group)
+
+    def gemm_ar(x, weight, bias, group_name, strategy):
+        group = _check("gemm_ar", x, weight, bias, group_name, strategy, why_not_loaded)
+        return reference.gemm_ar(x, weight, bias, group=group)
 
     def ag_gemm_meta(x, weight, bias, group_name, return_gathered, strategy):
         world = distributed_c10d._resolve_process_group(group_name).size()
@@ -38,21 +53,32 @@ def define(why_not_loaded: str) -> torch.library.Library:
         world = distributed_c10d._resolve_process_group(group_name).size()
         return x.new_empty([x.shape[0] // world, *x.shape[1:-1], weight.shape[0]])
 
+    def gemm_ar_meta(x, weight, bias, group_name, strategy):
+        return x.new_empty([*x.shape[:-1], weight.shape[0]])
+
     for key in ("CPU", "CUDA"):
         library.impl("ag_gemm", ag_gemm, key)
         library.impl("gemm_rs", gemm_rs, key)
+        library.impl("gemm_ar", gemm_ar, key)
     library.impl("ag_gemm", ag_gemm_meta, "Meta")
     library.impl("gemm_rs", gemm_rs_meta, "Meta")
+    library.impl("gemm_ar", gemm_ar_meta, "Meta")
     autograd.register()
     return library
+
+
+def check_strategy(op: str, strategy: str) -> str:
+    """Refuses a strategy that does not exist; returns it without its configuration."""
+    asked, colon, config = strategy.partition(":")
+    if asked not in _STRATEGIES or (colon and (not config or asked in ("auto", "sequential"))):
+        raise ValueError(f"{op}: strategy is '{strategy}'; allowed are {', '.join(map(repr, _STRATEGIES))}.")
+    return asked
 
 
 def _check(op, x, weight, bias, group_name, strategy, why_not_loaded):
     """Refuses what the compiled operators refuse; returns the group."""
     global last_call
-    asked, colon, config = strategy.partition(":")
-    if asked not in _STRATEGIES or (colon and (not config or asked in ("auto", "sequential"))):
-        raise ValueError(f"{op}: strategy is '{strategy}'; allowed are {', '.join(map(repr, _STRATEGIES))}.")
+    asked = check_strategy(op, strategy)
     if x.dim() < 2 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"{op}: x has shape {list(x.shape)}, weight {list(weight.shape)}; they must be [..., K], [N, K]."
@@ -76,6 +102,7 @@ def _check(op, x, weight, bias, group_name, strategy, why_not_loaded):
         group = distributed_c10d._resolve_process_group(group_name)
     except RuntimeError:
         raise ValueError(f"{op}: there is no process group '{group_name}' in this process.") from None
+    _counts[op, "sequential", "fell back" if strategy == "auto" else "asked for"] += 1
     last_call = {
         "op": op,
         "strategy": "sequential",

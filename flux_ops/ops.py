@@ -36,6 +36,8 @@ else:
     _core.set_check_ranks(settings.check_ranks)
     _core.set_cpu_threads(settings.cpu_threads)
 _ag_gemm, _gemm_rs = torch.ops.flux.ag_gemm.default, torch.ops.flux.gemm_rs.default
+_gemm_ar = torch.ops.flux.gemm_ar.default
+_OPS = ("ag_gemm", "gemm_rs", "gemm_ar")
 
 
 def ag_gemm(
@@ -125,6 +127,45 @@ def gemm_rs(
     return _gemm_rs(x, weight, bias, _group_name("gemm_rs", group), strategy)
 
 
+def gemm_ar(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+    strategy: str = "auto",
+) -> torch.Tensor:
+    """Row-parallel linear layer with its all-reduce: Y = all_reduce(X · Wᵀ) + b.
+
+    Args:
+        x: [M, ..., K], all tokens, this rank's columns. Any M, any strides.
+        weight: [N, K], this rank's columns of the whole weight, or a transposed view of [K, N] (not copied).
+        bias: [N], or None; the same on all ranks. It is added once, after the reduction.
+        group: the process group; by default all ranks. All its ranks make the same calls in the same order.
+        strategy: as for ag_gemm, but for "decomposed", which this op does not have.
+
+    Returns Y [M, ..., N], all of it on every rank. dtypes as for ag_gemm. "fused" adds the ranks' partials in rank
+    order in fp32 (fp64 for float64): the result has the same bits on every rank, and in every run. A partial travels
+    in the dtype of x, so in float16 it has to stay below 65520, as in any all-reduce of that dtype. Configurations
+    have one of two forms: in "one-shot", every rank gets all partials (few rows); in "two-shot", each rank adds up
+    some of the rows and sends them to the others while it computes the next ones.
+
+    Differentiable. The gradient of Y has to be the same on all ranks, as Y is: then the backward needs no
+    communication, and the gradient of bias is complete on each rank.
+
+    Raises as ag_gemm does; NotImplementedError for "decomposed".
+
+    The same in plain PyTorch::
+
+        y = torch.nn.functional.linear(x, weight)
+        dist.all_reduce(y, group=group)
+        y = y + bias
+
+    Method: the kernel of gemm_rs, FLUX (papers/flux.txt), section 3.1, whose reduced tiles go on to all ranks.
+    """
+    return _gemm_ar(x, weight, bias, _group_name("gemm_ar", group), strategy)
+
+
 @dataclasses.dataclass(frozen=True)
 class Dispatch:
     """What the last call ran. The product had M rows over all ranks; N and K are this rank's."""
@@ -146,6 +187,16 @@ def last_dispatch() -> Dispatch | None:
     return None if record is None else Dispatch(**record)
 
 
+def dispatch_counts(*, reset: bool = False) -> dict[tuple[str, str, str], int]:
+    """How many calls of this process ran how: {(op, strategy, why): calls}, with `reset` counted from zero afterwards.
+
+    `why` is "asked for" (by name), "tuned", "model" (the default where nothing is tuned), "fell back" (`auto` would
+    have run "fused", and could not: the warning has said why) or "no communication" (one rank, or an empty product).
+    A call that was refused is not counted; nor is a replay of a CUDA graph, only the call that was captured.
+    """
+    return dict(fallback.dispatch_counts(reset) if _core is None else _core.dispatch_counts(reset))
+
+
 def prepare(
     *,
     op: str | None = None,
@@ -161,7 +212,7 @@ def prepare(
     Collective: all ranks of the group call it with the same values.
 
     Args:
-        op: "ag_gemm", "gemm_rs", or None for both.
+        op: "ag_gemm", "gemm_rs", "gemm_ar", or None for all of them.
         max_m: rows M of the whole product, over all ranks.
         n, k: columns and contraction length of this rank's product: weight is [n, k].
         dtype: of the operands.
@@ -169,8 +220,8 @@ def prepare(
 
     Does nothing where the fused strategy can't run, and never makes a workspace smaller.
     """
-    if op not in (None, "ag_gemm", "gemm_rs"):
-        raise ValueError(f"prepare: op is {op!r}; allowed are 'ag_gemm', 'gemm_rs' and None (both).")
+    if op not in (None, *_OPS):
+        raise ValueError(f"prepare: op is {op!r}; allowed are {', '.join(map(repr, _OPS))} and None (all of them).")
     for name, value in (("max_m", max_m), ("n", n), ("k", k)):
         if type(value) is not int or not 1 <= value < 2**31:
             raise ValueError(f"prepare: {name} is {value!r}; it must be an int from 1 to 2^31 - 1.")
@@ -192,9 +243,8 @@ def prepare(
         _hooks.agree(site, f"prepare(op {op}, max_m {max_m}, n {n}, k {k}, {name} on {device.type})")
     if _hooks.why_not_connected(site, where):
         return
-    rows = -(-max_m // world)
-    ops = (op,) if op else ("ag_gemm", "gemm_rs")
-    needs = [_core.workspace_needs(one, device.type, world, rows, n, k, name) for one in ops]
+    ops = (op,) if op else _OPS
+    needs = [_core.workspace_needs(one, device.type, world, max_m, n, k, name) for one in ops]
     _hooks.grow(site, where, max(region for region, _ in needs), max(send for _, send in needs))
 
 

@@ -35,11 +35,26 @@ def reduce_scatter(partial: torch.Tensor, group: dist.ProcessGroup | None = None
         return result
     parts = torch.empty_like(partial)
     dist.all_to_all_single(parts, partial, group=group)
-    wide = torch.float64 if partial.dtype == torch.float64 else torch.float32
-    total, *others = parts.view(world, *shape).to(wide).unbind(0)
+    return _sum_in_rank_order(parts.view(world, *shape))
+
+
+def all_reduce(partial: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """[M, ...] of each rank -> their sum over the ranks, on each: the same bits everywhere. Adds as reduce_scatter."""
+    partial = partial.detach().contiguous()
+    if partial.numel() == 0:
+        return partial
+    if partial.is_cuda:
+        total = partial.clone()
+        dist.all_reduce(total, group=group)
+        return total
+    return _sum_in_rank_order(all_gather(partial, group).view(dist.get_world_size(group), *partial.shape))
+
+
+def _sum_in_rank_order(parts: torch.Tensor) -> torch.Tensor:
+    total, *others = parts.to(torch.float64 if parts.dtype == torch.float64 else torch.float32).unbind(0)
     for part in others:
         total = total + part
-    return total.to(partial.dtype)
+    return total.to(parts.dtype)
 
 
 @torch.no_grad()
@@ -64,4 +79,14 @@ def gemm_rs(x, weight, bias=None, *, group=None):
     if x.shape[0] % world:
         raise ValueError(f"gemm_rs: M = {x.shape[0]} must be a multiple of the number of ranks, TP = {world}.")
     y = reduce_scatter(F.linear(x, weight), group)
+    return y if bias is None else y + bias
+
+
+@torch.no_grad()
+def gemm_ar(x, weight, bias=None, *, group=None):
+    """Y = all_reduce(X · Wᵀ) + b, with X [M, ..., K], W [N, K], b [N], Y [M, ..., N] on every rank.
+
+    The bias is added once, after the reduction. No autograd.
+    """
+    y = all_reduce(F.linear(x, weight), group)
     return y if bias is None else y + bias

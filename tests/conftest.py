@@ -19,19 +19,35 @@ os.environ["FLUX_TUNE_CACHE"] = "off"  # nor does this process use what its user
 
 def pytest_addoption(parser):
     parser.addoption("--thorough", action="store_true", help="on GPUs, run what the CPU backend tests as well")
+    parser.addoption(
+        "--force-config",
+        default="",
+        metavar="STRATEGY:CONFIG[,...]",
+        help="run the tests that hold for every configuration, once with each of these in place of fused and auto",
+    )
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "worlds(*sizes): world sizes that a multi-rank test runs at")
     config.addinivalue_line("markers", "cpu_is_enough: on GPUs only with --thorough")
+    config.addinivalue_line("markers", "any_config: holds whatever configuration runs; alone with --force-config")
+    for forced in _forced_configs(config):
+        if not forced.startswith(("fused:", "decomposed:")):
+            raise pytest.UsageError(f"--force-config has '{forced}'; it must be fused:CONFIG or decomposed:CONFIG")
 
 
 def pytest_collection_modifyitems(config, items):
-    if config.getoption("--thorough"):
-        return
-    left_out = [i for i in items if i.get_closest_marker("cpu_is_enough") and _device_of(i.path) == "cuda"]
+    left_out = []
+    if not config.getoption("--thorough"):
+        left_out += [i for i in items if i.get_closest_marker("cpu_is_enough") and _device_of(i.path) == "cuda"]
+    if _forced_configs(config):
+        left_out += [i for i in items if not i.get_closest_marker("any_config")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [i for i in items if i not in left_out]
+
+
+def _forced_configs(config):
+    return [name for name in config.getoption("--force-config").split(",") if name]
 
 
 def _device_of(path):
@@ -64,6 +80,9 @@ def pytest_generate_tests(metafunc):
             marks = [pytest.mark.skip(reason=reason)] if reason else []
             params.append(pytest.param((device, world), id=f"gpu{world}", marks=marks))
     metafunc.parametrize("ranks", params, indirect=True, scope="session")
+    if forced := _forced_configs(metafunc.config):
+        metafunc.fixturenames.append("forced_config")
+        metafunc.parametrize("forced_config", forced, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
@@ -71,6 +90,16 @@ def ranks(request):
     device, world = request.param
     with Ranks(world, device, RANK_ENV) as running:
         yield running
+
+
+@pytest.fixture
+def forced_config(ranks, request):
+    """For one test, the ranks run this configuration (cases/base.py)."""
+    from tests.cases import base
+
+    ranks.run(base.force, request.param)
+    yield request.param
+    ranks.run(base.force, "")
 
 
 @pytest.fixture

@@ -62,10 +62,10 @@ void ag_gemm(Problem const& p, Operands const& o, WorkspaceView const& workspace
   auto const work = [&] {
     at::AutoDispatchBelowADInplaceOrView const no_autograd;
     for (int64_t item; (item = next_item.fetch_add(1)) < items_per_chunk * p.world;) {
-      int const chunk = ag_chunk(p.rank, p.world, static_cast<int>(item / items_per_chunk));
+      int const chunk = ag_chunk(config.order_rank, p.world, static_cast<int>(item / items_per_chunk));
       int32_t const position = static_cast<int32_t>(item % items_per_chunk);
       if (position < tiles_per_chunk) {
-        TileRange const range = tile_range(p, config.tile, config.order.tile_at(position));
+        TileRange const range = tile_range(p.rows, p.n, config.tile, config.order.tile_at(position));
         wait_for(chunk, config.pieces.piece_of(static_cast<int32_t>(range.row + range.rows - 1)), position);
         at::Tensor const x_rows = view_matrix(p.dtype, shard_of(chunk) + range.row * p.k * size, range.rows, p.k, p.k);
         write_result(p, o, tile_product(p, o, x_rows, range), chunk * p.rows + range.row, range);

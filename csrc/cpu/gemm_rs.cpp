@@ -7,12 +7,8 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include <atomic>
-#include <vector>
-
 #include "cpu/config.hpp"
-#include "cpu/protocol.hpp"
-#include "cpu/tile_gemm.hpp"
+#include "cpu/staging.hpp"
 #include "cpu/trace.hpp"
 #include "cpu/worker_pool.hpp"
 #include "ops/backend.hpp"
@@ -28,43 +24,29 @@ void gemm_rs(Problem const& p, Operands const& o, WorkspaceView const& workspace
 
   int64_t const size = element_size(p.dtype);
   int32_t const num_tiles = config.order.num_tiles();
-  int64_t const tile_bytes = rs_tile_bytes(config.tile.tile_m, config.tile.tile_n, size);
+  Staging const staging(p, exchange, config.tile, num_tiles);
   std::atomic<int64_t> next_item{0};
-  std::vector<std::atomic<int32_t>> tiles_left(p.world * kMaxPieces);  // of a piece, by destination
-  std::vector<std::atomic<int32_t>> chunk_left(p.world);
+  Countdown piece_left(p.world * kMaxPieces), chunk_left(p.world);  // by destination
   for (int r = 0; r < p.world; ++r) {
-    chunk_left[r] = num_tiles;
+    chunk_left.set(r, num_tiles);
     for (int piece = 0; piece < config.pieces.count(); ++piece) {
-      tiles_left[r * kMaxPieces + piece] = config.pieces.size(piece);
+      piece_left.set(r * kMaxPieces + piece, config.pieces.size(piece));
     }
   }
 
-  // The partial of `source` for the tile at `position` of the chunk of `owner`.
-  auto const staged = [&](int owner, int source, int32_t position, TileRange const& range) {
-    int const slot = rs_slot(owner, p.world, source);
-    std::byte* const tile = exchange.region(owner) + rs_tile_offset(slot, position, num_tiles, tile_bytes);
-    return view_matrix(p.dtype, tile, range.rows, range.cols, config.tile.tile_n);
-  };
-
   auto const send = [&](int owner, int32_t position, TileRange const& range, at::Tensor const& partial) {
-    staged(owner, p.rank, position, range).copy_(partial);
+    staging.tile(owner, rs_slot(owner, p.world, p.rank), position, range).copy_(partial);
     int const piece = config.pieces.piece_of(position);
-    if (tiles_left[owner * kMaxPieces + piece].fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      exchange.signal(owner, piece);
-    }
+    if (piece_left.finish_one(owner * kMaxPieces + piece)) exchange.signal(owner, piece);
   };
 
   auto const reduce = [&](int32_t position, TileRange const& range, at::Tensor const& own) {
-    at::Tensor total;
     double waited = 0;
-    for (int source = 0; source < p.world; ++source) {
-      at::Tensor part = own;
-      if (source != p.rank) {
-        waited += exchange.wait(source, config.pieces.piece_of(position), position);
-        part = staged(p.rank, source, position, range).to(own.scalar_type());
-      }
-      total = source == 0 ? part.clone() : total.add_(part);
-    }
+    at::Tensor const total = add_in_rank_order(p.world, [&](int source) {
+      if (source == p.rank) return own;
+      waited += exchange.wait(source, config.pieces.piece_of(position), position);
+      return staging.tile(p.rank, rs_slot(p.rank, p.world, source), position, range).to(own.scalar_type());
+    });
     tracer.waited(p.rank, waited);
     write_result(p, o, total, range.row, range);
   };
@@ -72,9 +54,9 @@ void gemm_rs(Problem const& p, Operands const& o, WorkspaceView const& workspace
   auto const work = [&] {
     at::AutoDispatchBelowADInplaceOrView const no_autograd;
     for (int64_t item; (item = next_item.fetch_add(1)) < int64_t{num_tiles} * p.world;) {
-      int const chunk = rs_chunk(p.rank, p.world, static_cast<int>(item / num_tiles));
+      int const chunk = rs_chunk(config.order_rank, p.world, static_cast<int>(item / num_tiles));
       int32_t const position = static_cast<int32_t>(item % num_tiles);
-      TileRange const range = tile_range(p, config.tile, config.order.tile_at(position));
+      TileRange const range = tile_range(p.rows, p.n, config.tile, config.order.tile_at(position));
       auto const* const x = static_cast<std::byte const*>(o.x) + (chunk * p.rows + range.row) * p.k * size;
       at::Tensor const partial = tile_product(p, o, view_matrix(p.dtype, x, range.rows, p.k, p.k), range);
       if (chunk == p.rank) {
@@ -82,7 +64,7 @@ void gemm_rs(Problem const& p, Operands const& o, WorkspaceView const& workspace
       } else {
         send(chunk, position, range, partial);
       }
-      if (chunk_left[chunk].fetch_sub(1) == 1) tracer.done(chunk);
+      if (chunk_left.finish_one(chunk)) tracer.done(chunk);
     }
   };
   run_workers(num_threads(p.world), work, [] {}, [&] { exchange.cancel(); });

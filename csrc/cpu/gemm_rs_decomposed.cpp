@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cpu/chunk_gemm.hpp"
-#include "cpu/tile_gemm.hpp"
+#include "cpu/staging.hpp"
 #include "ops/backend.hpp"
 #include "ops/data_type.hpp"
 #include "ops/decomposed.hpp"
@@ -71,18 +71,14 @@ void gemm_rs_decomposed(Problem const& p, Operands const& o, WorkspaceView const
   };
 
   auto const reduce = [&](ChunkGemm const& gemm, at::Tensor const& own) {
-    at::Tensor total;
-    for (int source = 0; source < p.world; ++source) {
-      at::Tensor part = own;
-      if (source != p.rank) {
-        for (int piece = 0; piece < pieces.count(); ++piece) exchange.wait(source, piece, p.world, "step");
-        int64_t const offset = rs_chunk_offset(rs_slot(p.rank, p.world, source), 0, p.rows, p.n, size);
-        part = view_matrix(p.dtype, exchange.region(p.rank) + offset, p.rows, p.n, p.n);
-      }
-      part = part.to(accumulation_type(p.dtype));
-      total = source == 0 ? part.clone() : total.add_(part);
-    }
-    gemm.write(total, 0);
+    auto const part = [&](int source) {
+      if (source == p.rank) return own.to(accumulation_type(p.dtype));
+      for (int piece = 0; piece < pieces.count(); ++piece) exchange.wait(source, piece, p.world, "step");
+      int64_t const offset = rs_chunk_offset(rs_slot(p.rank, p.world, source), 0, p.rows, p.n, size);
+      at::Tensor const staged = view_matrix(p.dtype, exchange.region(p.rank) + offset, p.rows, p.n, p.n);
+      return staged.to(accumulation_type(p.dtype));
+    };
+    gemm.write(add_in_rank_order(p.world, part), 0);
   };
 
   auto const compute = [&] {

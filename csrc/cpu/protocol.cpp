@@ -80,8 +80,8 @@ void Exchange::check_same_problem(int source) const {
   if (__atomic_load_n(&word.epoch, __ATOMIC_ACQUIRE) != info_.epoch || word.digest == info_.digest) return;
   TORCH_CHECK_WITH(DistBackendError, false, op_name(problem_.op), ": the ranks of group '", workspace_.group_name,
                    "' are out of step: in call ", info_.epoch, " of the workspace rank ", source,
-                   " makes another call than rank ", problem_.rank, ", whose chunk has ", problem_.rows,
-                   " rows, N = ", problem_.n, " and K = ", problem_.k, ".");
+                   " makes another call than rank ", problem_.rank, ", whose product has M = ", total_rows(problem_),
+                   ", N = ", problem_.n, " and K = ", problem_.k, ".");
 }
 
 void Exchange::check_deadline(int source, int piece, int tile, char const* unit, Epoch seen) const {

@@ -9,9 +9,9 @@
 
 namespace flux::cpu {
 
-TileRange tile_range(Problem const& p, TileShape shape, Tile tile) {
+TileRange tile_range(int64_t rows, int64_t cols, TileShape shape, Tile tile) {
   int64_t const row = int64_t{tile.m} * shape.tile_m, col = int64_t{tile.n} * shape.tile_n;
-  return {row, std::min<int64_t>(shape.tile_m, p.rows - row), col, std::min<int64_t>(shape.tile_n, p.n - col)};
+  return {row, std::min<int64_t>(shape.tile_m, rows - row), col, std::min<int64_t>(shape.tile_n, cols - col)};
 }
 
 at::ScalarType accumulation_type(DataType dtype) { return dtype == DataType::kFloat64 ? at::kDouble : at::kFloat; }

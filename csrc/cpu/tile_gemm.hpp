@@ -9,12 +9,13 @@
 
 namespace flux::cpu {
 
-// Part of a chunk that a tile covers, cut at the edges of the chunk.
+// Part of a chunk of rows x cols that a tile covers, cut at the edges of the chunk. `rows` may be 0 or less: the chunk
+// ends before the tile.
 struct TileRange {
   int64_t row, rows;
   int64_t col, cols;
 };
-TileRange tile_range(Problem const& problem, TileShape shape, Tile tile);
+TileRange tile_range(int64_t rows, int64_t cols, TileShape shape, Tile tile);
 
 at::ScalarType accumulation_type(DataType dtype);
 

@@ -1,5 +1,6 @@
 #pragma once
-// What the last call of this process did with its chunks, in the order in which it finished them.
+// What the last call of this process did with its chunks (gemm_ar, one-shot: with the pieces of y), in the order in
+// which it finished them.
 
 #include <chrono>
 #include <mutex>
@@ -18,7 +19,7 @@ struct ChunkTrace {
 
 class Tracer {
  public:
-  explicit Tracer(int world) : chunks_(world) {}
+  explicit Tracer(int num_chunks) : chunks_(num_chunks) {}
 
   void waited(int chunk, double microseconds);
   void done(int chunk);

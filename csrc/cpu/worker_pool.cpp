@@ -126,6 +126,7 @@ void run_workers(int num_workers, std::function<void()> const& work, std::functi
   std::exception_ptr error;
   try {
     meanwhile();
+  } catch (Cancelled const&) {  // a worker has the error
   } catch (...) {
     error = std::current_exception();
     on_error();

@@ -29,8 +29,17 @@ inline int parse_count(std::string const& text) {
   return digits && !text.empty() && text.size() <= 4 ? std::stoi(text) : 0;
 }
 
+// Cuts the ending off the text, and says whether it was there.
+inline bool take_ending(std::string* text, std::string const& ending) {
+  bool const ends =
+      text->size() >= ending.size() && text->compare(text->size() - ending.size(), ending.size(), ending) == 0;
+  if (ends) text->resize(text->size() - ending.size());
+  return ends;
+}
+
 // Reads "c128x256_2x1/n2/p2" (LaunchChoice::name). Returns false if the text is none.
-inline bool parse_choice(std::string const& text, LaunchChoice* choice) {
+inline bool parse_choice(std::string text, LaunchChoice* choice) {
+  choice->same_order = take_ending(&text, kSameOrder);
   size_t const first = text.find('/');
   size_t const second = text.find("/p", first == std::string::npos ? first : first + 1);
   if (first == std::string::npos || second == std::string::npos) return false;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kernels/launch.hpp"
+#include "schedule/chunk_order.hpp"
 
 namespace flux {
 
@@ -55,14 +56,16 @@ inline constexpr int kNumKernels = sizeof(kKernels) / sizeof(kKernels[0]);
 
 // How one problem is run: a kernel and its knobs.
 struct LaunchChoice {
-  int kernel;    // index into kKernels
-  int swizzle;   // clusters in a stripe
-  bool along_n;  // walk along N
-  int pieces;    // of a chunk, each with its own signal
+  int kernel;               // index into kKernels
+  int swizzle;              // clusters in a stripe
+  bool along_n;             // walk along N
+  int pieces;               // of a chunk, each with its own signal
+  bool same_order = false;  // of the chunks, on all ranks: chunk_order.hpp
+  int sections = 1;         // of the rows of gemm_ar: ar_choose.hpp
 
   std::string name() const {
     return std::string(kKernels[kernel].config.name) + "/" + (along_n ? "n" : "m") + std::to_string(swizzle) + "/p" +
-           std::to_string(pieces);
+           std::to_string(pieces) + (same_order ? kSameOrder : "");
   }
 };
 

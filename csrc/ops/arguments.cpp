@@ -113,7 +113,8 @@ PreparedOperands prepare_operands(Arguments const& args, Problem const& problem,
 
 std::vector<int64_t> result_shape(Arguments const& args, Problem const& problem) {
   std::vector<int64_t> shape = args.x.sizes().vec();
-  shape.front() = args.op == Op::kAgGemm ? shape.front() * problem.world : shape.front() / problem.world;
+  if (args.op == Op::kAgGemm) shape.front() *= problem.world;
+  if (args.op == Op::kGemmRs) shape.front() /= problem.world;
   shape.back() = problem.n;
   return shape;
 }

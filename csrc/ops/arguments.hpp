@@ -38,7 +38,8 @@ struct PreparedOperands {
 PreparedOperands prepare_operands(Arguments const& args, Problem const& problem, at::Tensor const& y,
                                   at::Tensor const* gathered);
 
-// Shape of the result: that of x with dimension 0 times (ag_gemm) or divided by (gemm_rs) world, and n columns.
+// Shape of the result: that of x with dimension 0 times (ag_gemm), divided by (gemm_rs) or without (gemm_ar) world,
+// and n columns.
 std::vector<int64_t> result_shape(Arguments const& args, Problem const& problem);
 std::vector<int64_t> gathered_shape(Arguments const& args, Problem const& problem);
 

@@ -1,22 +1,27 @@
-// Derivatives of the operators. Each is the other's: the gradient of a gather is a reduction, and the reverse.
+// Derivatives of the operators. The gradient of a gather is a reduction, and the reverse: ag_gemm and gemm_rs are each
+// the other's.
 //
 //   ag_gemm   Y = all_gather(X) . W^T + b       dX = reduce_scatter(dY . W)   dW = dY^T . all_gather(X)   db = sum dY
 //   gemm_rs   Y = reduce_scatter(X . W^T) + b   dX = all_gather(dY) . W       dW = all_gather(dY)^T . X   db = sum dY
+//   gemm_ar   Y = all_reduce(X . W^T) + b       dX = dY . W                   dW = dY^T . X                 db = sum dY
 //
-// ag_gemm's db is complete. gemm_rs's db is the sum over the rows of this rank: as for every parameter that all ranks
-// hold alike under sequence parallelism, adding it up over the ranks is the caller's.
+// gemm_ar leaves Y, and so dY, alike on all ranks: its backward needs no communication. The db of ag_gemm and gemm_ar
+// is complete. gemm_rs's db is the sum over the rows of this rank: as for every parameter that all ranks hold alike
+// under sequence parallelism, adding it up over the ranks is the caller's.
 //
 // The weight goes into the backward product as a transposed view, without a copy. Nothing is computed, or kept, for an
 // input that needs no gradient. The backward calls through the dispatcher, so it can be traced like the forward.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/distributed/c10d/Functional.hpp>
 
+#include "ops/dispatch.hpp"
 #include "ops/group_state.hpp"
 #include "ops/ops.hpp"
 
@@ -41,14 +46,20 @@ auto const& gemm_rs_op() {
   return op;
 }
 
+auto const& gemm_ar_op() {
+  static auto const op = find_op<decltype(gemm_ar)>("flux::gemm_ar");
+  return op;
+}
+
 at::Tensor wait(at::Tensor const& work) {
   static auto const op = find_op<at::Tensor(at::Tensor const&)>("_c10d_functional::wait_tensor");
   return op.call(work);
 }
 
-at::Tensor all_gather(at::Tensor const& x, std::string const& group_name) {
+// What it returns is there after `wait`.
+at::Tensor start_all_gather(at::Tensor const& x, std::string const& group_name) {
   static auto const op = find_op<decltype(c10d::all_gather_into_tensor)>("_c10d_functional::all_gather_into_tensor");
-  return wait(op.call(x.contiguous(), resolve_group("all_gather", group_name)->getSize(), group_name));
+  return op.call(x.contiguous(), resolve_group("all_gather", group_name)->getSize(), group_name);
 }
 
 at::Tensor reduce_scatter(at::Tensor const& x, std::string const& group_name) {
@@ -68,7 +79,7 @@ std::string backward_strategy(std::string const& strategy) { return strategy == 
 
 bool is_given(std::optional<at::Tensor> const& bias) { return bias.has_value() && bias->defined(); }
 
-// Inputs of both ops, by position.
+// Inputs of the ops, by position.
 constexpr size_t kX = 0, kWeight = 1, kBias = 2;
 
 // What a backward needs of the call. `x` is kept for the gradient of the weight, and the weight for that of x: each is
@@ -135,12 +146,16 @@ struct AgGemm : torch::autograd::Function<AgGemm> {
 
     at::Tensor grad_x, grad_weight, grad_bias;
     if (grad_y.defined()) {
+      bool const wants_weight = saved.wants(ctx, kWeight);
+      at::Tensor operand = saved.x;
+      if (wants_weight && !has_gathered) {  // on its way while gemm_rs runs
+        operand = start_all_gather(operand, saved.group_name);
+        if (!may_run_beside_collective(operand.device(), saved.group_name, saved.strategy)) operand = wait(operand);
+      }
       if (saved.wants(ctx, kX)) {
         grad_x = gemm_rs_op().call(grad_y, saved.weight.t(), std::nullopt, saved.group_name, saved.strategy);
       }
-      if (saved.wants(ctx, kWeight)) {
-        grad_weight = weight_grad(grad_y, has_gathered ? saved.x : all_gather(saved.x, saved.group_name));
-      }
+      if (wants_weight) grad_weight = weight_grad(grad_y, has_gathered ? operand : wait(operand));
       if (saved.wants(ctx, kBias)) grad_bias = bias_grad(grad_y);
     }
     if (has_gathered && grad_gathered.defined() && saved.wants(ctx, kX)) {
@@ -182,12 +197,44 @@ struct GemmRs : torch::autograd::Function<GemmRs> {
       std::tie(grad_x, gathered) = ag_gemm_op().call(grad_y, saved.weight.t(), std::nullopt, saved.group_name,
                                                      /*return_gathered=*/wants_weight, saved.strategy);
     } else if (wants_weight) {
-      gathered = all_gather(grad_y, saved.group_name);
+      gathered = wait(start_all_gather(grad_y, saved.group_name));
     }
     if (wants_weight) grad_weight = weight_grad(gathered, saved.x);
     if (saved.wants(ctx, kBias)) grad_bias = bias_grad(grad_y);
     if (create_graph) {
       refuse_second_derivative("gemm_rs", {grad_x, grad_weight, grad_bias}, {grad_y, saved.x, saved.weight});
+    }
+    return {grad_x, grad_weight, grad_bias, {}, {}, {}};
+  }
+};
+
+struct GemmAr : torch::autograd::Function<GemmAr> {
+  static constexpr bool is_traceable = true;
+
+  static at::Tensor forward(AutogradContext* ctx, at::Tensor const& x, at::Tensor const& weight,
+                            std::optional<at::Tensor> const& bias, std::string const& group_name,
+                            std::string const& strategy, c10::DispatchKeySet below) {
+    at::AutoDispatchBelowADInplaceOrView const guard;
+    at::Tensor y = gemm_ar_op().redispatch(below, x, weight, bias, group_name, strategy);
+    Saved{weight.requires_grad() ? x : at::Tensor(), x.requires_grad() ? weight : at::Tensor(), group_name,
+          backward_strategy(strategy), is_given(bias)}
+        .keep(ctx);
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list const& grads) {
+    at::Tensor const& grad_y = grads[0];
+    if (!grad_y.defined()) return variable_list(6);
+    Saved const saved = Saved::of(ctx);
+    bool const create_graph = at::GradMode::is_enabled();
+    at::NoGradGuard const no_grad;
+
+    at::Tensor grad_x, grad_weight, grad_bias;
+    if (saved.wants(ctx, kX)) grad_x = at::matmul(grad_y, saved.weight);
+    if (saved.wants(ctx, kWeight)) grad_weight = weight_grad(grad_y, saved.x);
+    if (saved.wants(ctx, kBias)) grad_bias = bias_grad(grad_y);
+    if (create_graph) {
+      refuse_second_derivative("gemm_ar", {grad_x, grad_weight, grad_bias}, {grad_y, saved.x, saved.weight});
     }
     return {grad_x, grad_weight, grad_bias, {}, {}, {}};
   }
@@ -217,6 +264,17 @@ at::Tensor gemm_rs_autograd(c10::DispatchKeySet keys, at::Tensor const& x, at::T
   }
   at::AutoDispatchBelowADInplaceOrView const guard;
   return gemm_rs_op().redispatch(below, x, weight, bias, group_name, strategy);
+}
+
+at::Tensor gemm_ar_autograd(c10::DispatchKeySet keys, at::Tensor const& x, at::Tensor const& weight,
+                            std::optional<at::Tensor> const& bias, std::string const& group_name,
+                            std::string const& strategy) {
+  c10::DispatchKeySet const below = keys & c10::after_ADInplaceOrView_keyset;
+  if (torch::autograd::compute_requires_grad(x, weight, bias)) {
+    return GemmAr::apply(x, weight, bias, group_name, strategy, below);
+  }
+  at::AutoDispatchBelowADInplaceOrView const guard;
+  return gemm_ar_op().redispatch(below, x, weight, bias, group_name, strategy);
 }
 
 }  // namespace flux

@@ -25,6 +25,7 @@ WorkspaceNeeds workspace_needs(Problem const& problem);
 // Runs one call. Throws c10::DistBackendError when a peer does not arrive in time, or makes another call.
 void ag_gemm(Problem const& problem, Operands const& operands, WorkspaceView const& workspace, CallInfo const& info);
 void gemm_rs(Problem const& problem, Operands const& operands, WorkspaceView const& workspace, CallInfo const& info);
+void gemm_ar(Problem const& problem, Operands const& operands, WorkspaceView const& workspace, CallInfo const& info);
 
 // The same for the decomposed strategy. Its configurations are those of ops/decomposed.hpp.
 std::string why_not_decomposed(Problem const& problem);
@@ -67,6 +68,8 @@ bool is_capturing();
 void ag_gemm(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
              CallInfo const& info);
 void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
+             CallInfo const& info);
+void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
              CallInfo const& info);
 
 std::string why_not_decomposed(Problem const& problem);

@@ -47,6 +47,14 @@ inline std::string_view asked_config(std::string_view asked) {
   return colon == std::string_view::npos ? "" : asked.substr(colon + 1);
 }
 
+// Who has chosen, in short: what dispatch_counts() tells apart.
+enum class ChosenBy : int { kCaller = 0, kTuner = 1, kModel = 2, kFallback = 3, kNoCommunication = 4 };
+
+inline char const* chosen_by_name(ChosenBy by) {
+  constexpr char const* kNames[] = {"asked for", "tuned", "model", "fell back", "no communication"};
+  return kNames[static_cast<int>(by)];
+}
+
 struct Choice {
   Strategy strategy;
   std::string reason;

@@ -100,6 +100,7 @@ inline bool sums_in_result(DataType dtype, int num_sums) { return element_size(d
 
 // Why the strategy can't run this problem on any backend, as the end of a sentence; empty if it can.
 inline std::string why_not_decomposed(Problem const& problem) {
+  if (problem.op == Op::kGemmAr) return "gemm_ar has no decomposed form";
   Decomposition named{};
   if (!problem.config.empty() && !parse_decomposition(problem.op, problem.config, &named)) {
     return "there is no configuration '" + problem.config + "' (one is '" + choose_decomposition(problem).name() + "')";

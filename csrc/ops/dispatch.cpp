@@ -5,7 +5,10 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 
+#include <cstdlib>
 #include <mutex>
+#include <string_view>
+#include <utility>
 
 #include "ops/decomposed.hpp"
 
@@ -14,6 +17,7 @@ namespace {
 
 std::mutex last_mutex;
 std::shared_ptr<Plan const> last_plan;
+DispatchCounts counts;
 
 constexpr char const* kNoCudaKernels = "this build of flux_ops has no CUDA kernels";
 
@@ -49,6 +53,18 @@ std::vector<std::string> backend_candidates(Problem const& problem, c10::DeviceT
   if (device == c10::DeviceType::CUDA) return cuda::candidates(problem);
 #endif
   return cpu::candidates(problem);
+}
+
+auto cpu_run(Op op, bool decomposed) {
+  switch (op) {
+    case Op::kAgGemm:
+      return decomposed ? cpu::ag_gemm_decomposed : cpu::ag_gemm;
+    case Op::kGemmRs:
+      return decomposed ? cpu::gemm_rs_decomposed : cpu::gemm_rs;
+    case Op::kGemmAr:
+      break;
+  }
+  return cpu::gemm_ar;
 }
 
 // Why a call needs no communication, or empty.
@@ -99,6 +115,10 @@ std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, A
   }
   std::string const slower = backend_why_fused_is_slower(problem, device.type());
   plan->choice = choose_strategy(args.strategy, local, why_not, slower);
+  plan->chosen_by = !local.empty()            ? ChosenBy::kNoCommunication
+                    : args.strategy != "auto" ? ChosenBy::kCaller
+                    : plan->choice.fell_back  ? ChosenBy::kFallback
+                                              : ChosenBy::kModel;
   if (!tuned.choice.empty() && !plan->choice.fell_back) {
     Problem chosen = problem;
     chosen.config = asked_config(tuned.choice);
@@ -106,6 +126,7 @@ std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, A
         why_not_tuned(tuned, chosen, device.type(), state.on(device.type()).why_not_connected);
     if (why_not_it.empty()) {
       plan->choice = {asked_strategy(tuned.choice), "tuned: " + tuned.origin};
+      plan->chosen_by = ChosenBy::kTuner;
       plan->problem = chosen;
     } else {
       hooks().warn_once("the tuned choice '" + tuned.choice + "' is ignored (" + tuned.origin + "): " + why_not_it);
@@ -178,6 +199,23 @@ Problem checked_problem(GroupState const& state, CallSite const& site, Arguments
 
 }  // namespace
 
+// Whether a collective may be on its way while an op of this strategy runs.
+//
+// On GPUs both can hold SMs while they wait for a peer. On a rank where the collective starts first, some thread blocks
+// of a fused kernel have to wait until others end; where the fused kernel starts first, the collective waits for its
+// end. With two ranks that resolves itself: at least one kernel is there as a whole, so the other gets all that it
+// needs. With more, two ranks may wait for each other's missing thread blocks, and both for the collective of a third.
+// There the order has to be the same on all ranks: with CUDA_DEVICE_MAX_CONNECTIONS=1 it is that of the launches,
+// except in a CUDA graph.
+bool may_run_beside_collective(c10::Device device, std::string const& group_name, std::string const& strategy) {
+  static bool const starts_in_order = [] {
+    char const* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    return connections != nullptr && std::string_view(connections) == "1";
+  }();
+  return !device.is_cuda() || strategy == "sequential" || (starts_in_order && !is_capturing(device)) ||
+         resolve_group("collective", group_name)->getSize() <= 2;
+}
+
 WorkspaceNeeds workspace_needs(Problem const& problem, Strategy strategy, c10::DeviceType device) {
   bool const decomposed = strategy == Strategy::kDecomposed;
 #if defined(FLUX_WITH_CUDA)
@@ -236,6 +274,7 @@ Call begin_call(Arguments const& args) {
   if (needs_workspace(call.strategy())) ensure_workspace(call, args.x.device());
   std::lock_guard<std::mutex> const lock(last_mutex);
   last_plan = call.plan;
+  ++counts[{args.op, call.strategy(), call.plan->chosen_by}];
   return call;
 }
 
@@ -246,23 +285,22 @@ void run_overlapped(Call& call, Arguments const& args, at::Tensor const& y, at::
   CallInfo const info{++on_device.epoch,
                       digest_of(call.problem(), call.strategy(), args.has_bias(), call.site.call_idx),
                       settings().timeout_seconds};
-  bool const gathers = args.op == Op::kAgGemm, decomposed = call.strategy() == Strategy::kDecomposed;
+  bool const decomposed = call.strategy() == Strategy::kDecomposed;
   try {
 #if defined(FLUX_WITH_CUDA)
     if (args.x.is_cuda()) {
+      bool const gathers = args.op == Op::kAgGemm;
       if (decomposed) {
         auto const run = gathers ? cuda::ag_gemm_decomposed : cuda::gemm_rs_decomposed;
         run(call.problem(), prepared.operands, *on_device.cuda, info);
       } else {
-        auto const run = gathers ? cuda::ag_gemm : cuda::gemm_rs;
+        auto const run = gathers ? cuda::ag_gemm : args.op == Op::kGemmRs ? cuda::gemm_rs : cuda::gemm_ar;
         run(call.problem(), *call.plan->launch, prepared.operands, *on_device.cuda, info);
       }
       return;
     }
 #endif
-    auto const run = decomposed ? (gathers ? cpu::ag_gemm_decomposed : cpu::gemm_rs_decomposed)
-                                : (gathers ? cpu::ag_gemm : cpu::gemm_rs);
-    run(call.problem(), prepared.operands, *on_device.view, info);
+    cpu_run(args.op, decomposed)(call.problem(), prepared.operands, *on_device.view, info);
   } catch (c10::DistBackendError const& e) {
     call.state->broken = e.what_without_backtrace();
     std::string const more = hooks().explain_timeout(call.site);
@@ -284,6 +322,11 @@ at::Tensor run_local(Call const& call, Arguments const& args) {
 std::shared_ptr<Plan const> last_dispatch() {
   std::lock_guard<std::mutex> const lock(last_mutex);
   return last_plan;
+}
+
+DispatchCounts dispatch_counts(bool reset) {
+  std::lock_guard<std::mutex> const lock(last_mutex);
+  return reset ? std::exchange(counts, {}) : counts;
 }
 
 }  // namespace flux

@@ -1,8 +1,10 @@
 #pragma once
 // The way of a call from its arguments to a strategy, the same for every op.
 
+#include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "ops/arguments.hpp"
@@ -28,6 +30,7 @@ void run_overlapped(Call& call, Arguments const& args, at::Tensor const& y, at::
 // Run the sequential strategy; `gathered` becomes the gathered x.
 at::Tensor run_sequential_ag_gemm(Call const& call, Arguments const& args, at::Tensor& gathered);
 at::Tensor run_sequential_gemm_rs(Call const& call, Arguments const& args);
+at::Tensor run_sequential_gemm_ar(Call const& call, Arguments const& args);
 
 // The product of one rank, or a product without terms: no communication.
 at::Tensor run_local(Call const& call, Arguments const& args);
@@ -37,6 +40,12 @@ void check_not_broken(GroupState const& state, char const* op);
 
 // What the last call on any group ran; null before the first.
 std::shared_ptr<Plan const> last_dispatch();
+
+// How many calls of this process ran how, on any group; with `reset`, they are counted from zero again.
+using DispatchCounts = std::map<std::tuple<Op, Strategy, ChosenBy>, int64_t>;
+DispatchCounts dispatch_counts(bool reset);
+
+bool may_run_beside_collective(c10::Device device, std::string const& group_name, std::string const& strategy);
 
 WorkspaceNeeds workspace_needs(Problem const& problem, Strategy strategy, c10::DeviceType device);
 

@@ -35,6 +35,7 @@ struct Plan {
   Problem problem;
   Choice choice;
   std::string config;  // that runs, by name
+  ChosenBy chosen_by = ChosenBy::kModel;
   WorkspaceNeeds needs{0, 0};
 #if defined(FLUX_WITH_CUDA)
   std::shared_ptr<cuda::LaunchPlan const> launch;  // of the fused strategy on CUDA

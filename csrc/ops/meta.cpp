@@ -62,4 +62,12 @@ at::Tensor gemm_rs_meta(at::Tensor const& x, at::Tensor const& weight, std::opti
   return at::empty_symint(shape, x.options());
 }
 
+at::Tensor gemm_ar_meta(at::Tensor const& x, at::Tensor const& weight, std::optional<at::Tensor> const& bias,
+                        std::string const& group_name, std::string const& strategy) {
+  check_meta("gemm_ar", x, weight, bias, group_name, strategy);
+  c10::SymDimVector shape(x.sym_sizes().begin(), x.sym_sizes().end());
+  shape.back() = weight.sym_size(0);
+  return at::empty_symint(shape, x.options());
+}
+
 }  // namespace flux

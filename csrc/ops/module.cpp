@@ -42,14 +42,22 @@ c10::Device make_device(std::string const& type, int index) {
 }
 
 Op make_op(std::string const& op) {
-  TORCH_CHECK_VALUE(op == "ag_gemm" || op == "gemm_rs", "op is '", op, "'; allowed are 'ag_gemm' and 'gemm_rs'.");
-  return op == "ag_gemm" ? Op::kAgGemm : Op::kGemmRs;
+  for (Op const one : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
+    if (op == op_name(one)) return one;
+  }
+  TORCH_CHECK_VALUE(false, "op is '", op, "'; allowed are 'ag_gemm', 'gemm_rs' and 'gemm_ar'.");
 }
 
 DataType make_dtype(std::string const& name) {
   auto const* row = find_data_type([&](DataTypeRow const& r) { return name == r.name; });
   TORCH_CHECK_NOT_IMPLEMENTED(row != nullptr, "dtype is ", name, "; supported are ", kDataTypeNames, ".");
   return row->type;
+}
+
+// As rank 0 of `world` has it; m are the rows of the whole product.
+Problem make_problem(std::string const& op, int world, int64_t m, int64_t n, int64_t k, std::string const& dtype,
+                     bool transposed) {
+  return {make_op(op), 0, world, rows_of(make_op(op), world, m), n, k, make_dtype(dtype), transposed};
 }
 
 py::object last_dispatch_dict() {
@@ -61,7 +69,7 @@ py::object last_dispatch_dict() {
   d["strategy"] = strategy_name(plan->choice.strategy);
   d["config"] = plan->config;
   d["reason"] = plan->choice.reason;
-  d["m"] = p.rows * p.world;
+  d["m"] = total_rows(p);
   d["n"] = p.n;
   d["k"] = p.k;
   d["dtype"] = row_of(p.dtype).name;
@@ -101,13 +109,18 @@ void add_module_functions(py::module_& m) {
   m.def("workspace_total_bytes", [](int64_t region_bytes, int64_t send_bytes) {
     return make_workspace_layout(region_bytes, send_bytes).total_bytes();
   });
+  // (begin, end) of what holds 0xFF bytes while no call is under way.
+  m.def("workspace_slots", [] {
+    int64_t const begin = WorkspaceLayout::slots_offset();
+    return py::make_tuple(begin, begin + 2 * kExchangeBytes);
+  });
   m.def("workspace_region_offset", [](int64_t region_bytes, int64_t send_bytes, int parity) {
     return make_workspace_layout(region_bytes, send_bytes).region_offset(parity);
   });
-  // (region bytes, send bytes) that a product of M = rows * world needs.
-  m.def("workspace_needs", [](std::string const& op, std::string const& device_type, int world, int64_t rows, int64_t n,
+  // (region bytes, send bytes) that a product of m rows needs.
+  m.def("workspace_needs", [](std::string const& op, std::string const& device_type, int world, int64_t m, int64_t n,
                               int64_t k, std::string const& dtype) {
-    Problem const problem{make_op(op), 0, world, rows, n, k, make_dtype(dtype), /*weight_transposed=*/false};
+    Problem const problem = make_problem(op, world, m, n, k, dtype, /*transposed=*/false);
     // The decomposed strategy needs no more than the fused one, whose tiles are padded.
     WorkspaceNeeds const needs = workspace_needs(problem, Strategy::kFused, make_device(device_type, 0).type());
     return py::make_tuple(needs.region_bytes, needs.send_bytes);
@@ -129,21 +142,32 @@ void add_module_functions(py::module_& m) {
 #endif
 
   // For the tuner; the problem is given as to workspace_needs. It asks the current device what it can run.
-  m.def("candidates", [](std::string const& op, std::string const& device_type, int world, int64_t rows, int64_t n,
+  m.def("candidates", [](std::string const& op, std::string const& device_type, int world, int64_t m, int64_t n,
                          int64_t k, std::string const& dtype, bool transposed) {
-    return candidates({make_op(op), 0, world, rows, n, k, make_dtype(dtype), transposed},
-                      make_device(device_type, 0).type());
+    return candidates(make_problem(op, world, m, n, k, dtype, transposed), make_device(device_type, 0).type());
   });
-  m.def("model_choice", [](std::string const& op, std::string const& device_type, int world, int64_t rows, int64_t n,
+  m.def("model_choice", [](std::string const& op, std::string const& device_type, int world, int64_t m, int64_t n,
                            int64_t k, std::string const& dtype, bool transposed) {
-    return model_choice({make_op(op), 0, world, rows, n, k, make_dtype(dtype), transposed},
-                        make_device(device_type, 0).type());
+    return model_choice(make_problem(op, world, m, n, k, dtype, transposed), make_device(device_type, 0).type());
   });
   m.def("config_names",
         [](std::string const& device_type) { return config_names(make_device(device_type, 0).type()); });
   m.def("forget_plans", &forget_plans);
+  m.def("may_run_beside_collective",
+        [](at::Tensor const& x, std::string const& group_name, std::string const& strategy) {
+          return may_run_beside_collective(x.device(), group_name, strategy);
+        });
 
   m.def("last_dispatch", &last_dispatch_dict);
+  // {(op, strategy, who has chosen it): calls}
+  m.def("dispatch_counts", [](bool reset) {
+    py::dict d;
+    for (auto const& [key, count] : dispatch_counts(reset)) {
+      auto const [op, strategy, by] = key;
+      d[py::make_tuple(op_name(op), strategy_name(strategy), chosen_by_name(by))] = count;
+    }
+    return d;
+  });
   m.def(
       "last_trace",
       [] {

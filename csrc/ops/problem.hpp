@@ -9,26 +9,41 @@
 
 namespace flux {
 
-enum class Op : int { kAgGemm = 0, kGemmRs = 1 };
+enum class Op : int { kAgGemm = 0, kGemmRs = 1, kGemmAr = 2 };
 enum class DataType : int { kFloat32 = 0, kFloat64 = 1, kBFloat16 = 2, kFloat16 = 3 };
 
-inline char const* op_name(Op op) { return op == Op::kAgGemm ? "ag_gemm" : "gemm_rs"; }
+inline char const* op_name(Op op) {
+  switch (op) {
+    case Op::kAgGemm:
+      return "ag_gemm";
+    case Op::kGemmRs:
+      return "gemm_rs";
+    case Op::kGemmAr:
+      return "gemm_ar";
+  }
+  return "";
+}
 inline int64_t element_size(DataType t) { return t == DataType::kFloat64 ? 8 : t == DataType::kFloat32 ? 4 : 2; }
 
 //   ag_gemm   y[world * rows, n] = all_gather(x[rows, k]) . w[n, k]^T + bias[n]
 //   gemm_rs   y[rows, n]         = reduce_scatter(x[world * rows, k] . w[n, k]^T) + bias[n]
+//   gemm_ar   y[rows, n]         = all_reduce(x[rows, k] . w[n, k]^T) + bias[n]
 // The ranks of a group agree on every field but `rank`.
 struct Problem {
   Op op;
   int rank;
   int world;
-  int64_t rows;  // rows of a chunk: M / world
+  int64_t rows;  // of a shard of x or y: M / world; gemm_ar, which shards neither: M
   int64_t n;     // columns of this rank's product
   int64_t k;     // length of this rank's contraction
   DataType dtype;
   bool weight_transposed;   // false: weight is [n, k] with unit stride along k; true: with unit stride along n
   std::string config = {};  // name of a configuration of the strategy; empty: the backend chooses
 };
+
+// Rows M of the whole product, and the rows of a problem whose product has M, rounded up where it shards them.
+inline int64_t total_rows(Problem const& p) { return p.op == Op::kGemmAr ? p.rows : p.world * p.rows; }
+inline int64_t rows_of(Op op, int world, int64_t m) { return op == Op::kGemmAr ? m : ceil_div(m, world); }
 
 // Device or host addresses of one call. x and y are contiguous; all are aligned to 16 bytes.
 struct Operands {
@@ -80,6 +95,7 @@ struct WorkspaceView {
   std::byte* base[kMaxWorld];
 
   ControlWords& control(int r) const { return *reinterpret_cast<ControlWords*>(base[r]); }
+  std::byte* exchange(int r) const { return base[r] + layout.exchange_offset(); }
   std::byte* region(int r, int parity) const { return base[r] + layout.region_offset(parity); }
   std::byte* send_buffer() const { return base[rank] + layout.send_offset(); }
 };

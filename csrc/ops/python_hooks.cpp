@@ -32,7 +32,7 @@ void set_python_hooks(py::object object) {
   Hooks& h = hooks();
   h.tuned = [target](Problem const& p, c10::Device device) {
     py::gil_scoped_acquire const gil;
-    return make_tuned(target->attr("tuned")(op_name(p.op), p.rows * p.world, p.n, p.k, row_of(p.dtype).name,
+    return make_tuned(target->attr("tuned")(op_name(p.op), total_rows(p), p.n, p.k, row_of(p.dtype).name,
                                             p.weight_transposed, p.world, device_tuple(device)));
   };
   h.agree = [target](CallSite const& site, std::string const& text, Tuned const& proposal) {

@@ -22,8 +22,16 @@ Options synchronous() {  // on the GPU: on the caller's stream
   return options;
 }
 
-// The rows of this rank, summed over the ranks. NCCL adds in the dtype of the tensor. On the CPU the partials are added
-// in rank order in fp32 (fp64 for fp64) and rounded once, so the result is bitwise repeatable.
+// The parts of all ranks, stacked along dimension 0, added in rank order in fp32 (fp64 for fp64) and rounded once.
+at::Tensor sum_in_rank_order(at::Tensor const& parts, int world) {
+  auto const wide = parts.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  at::Tensor total;
+  for (at::Tensor const& part : parts.to(wide).chunk(world)) total = total.defined() ? total + part : part;
+  return total.to(parts.scalar_type());
+}
+
+// The rows of this rank, summed over the ranks. NCCL adds in the dtype of the tensor, in an order of its own. On the
+// CPU the sum is the same on every run.
 at::Tensor reduce_scatter(at::Tensor partial, c10d::ProcessGroup& group) {
   partial = partial.contiguous();
   if (partial.is_cuda()) {
@@ -36,10 +44,22 @@ at::Tensor reduce_scatter(at::Tensor partial, c10d::ProcessGroup& group) {
   at::Tensor parts = at::empty_like(partial);
   std::vector<int64_t> even;
   finish(group.alltoall_base(parts, partial, even, even, synchronous<c10d::AllToAllOptions>()));
-  auto const wide = partial.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  at::Tensor total;
-  for (at::Tensor const& part : parts.to(wide).chunk(group.getSize())) total = total.defined() ? total + part : part;
-  return total.to(partial.scalar_type());
+  return sum_in_rank_order(parts, group.getSize());
+}
+
+// The same for all rows; `partial` may become the result. On the CPU all ranks get the same bits.
+at::Tensor all_reduce(at::Tensor partial, c10d::ProcessGroup& group) {
+  partial = partial.contiguous();
+  if (partial.is_cuda()) {
+    std::vector<at::Tensor> tensors{partial};
+    finish(group.allreduce(tensors, synchronous<c10d::AllreduceOptions>()));
+    return partial;
+  }
+  std::vector<int64_t> shape = partial.sizes().vec();
+  shape.front() *= group.getSize();
+  at::Tensor parts = at::empty(shape, partial.options());
+  finish(group._allgather_base(parts, partial, synchronous<c10d::AllgatherOptions>()));
+  return sum_in_rank_order(parts, group.getSize());
 }
 
 }  // namespace
@@ -59,6 +79,14 @@ at::Tensor run_sequential_gemm_rs(Call const& call, Arguments const& args) {
   at::Tensor const partial = at::linear(args.x, args.weight);
   if (partial.numel() == 0) return at::empty(result_shape(args, call.problem()), args.x.options());
   at::Tensor const y = reduce_scatter(partial, *group);
+  return args.has_bias() ? y + *args.bias : y;
+}
+
+at::Tensor run_sequential_gemm_ar(Call const& call, Arguments const& args) {
+  auto const group = resolve_group(call.site.op, args.group_name);
+  at::Tensor const partial = at::linear(args.x, args.weight);
+  if (partial.numel() == 0) return at::empty(result_shape(args, call.problem()), args.x.options());
+  at::Tensor const y = all_reduce(partial, *group);
   return args.has_bias() ? y + *args.bias : y;
 }
 

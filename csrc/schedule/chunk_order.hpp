@@ -1,6 +1,6 @@
 #pragma once
 // Order in which a rank visits the chunks. Chunk c of an M-row operand is the block of M / world rows that rank c
-// holds (ag_gemm) or owns in the result (gemm_rs).
+// holds (ag_gemm) or owns in the result (gemm_rs). gemm_ar has chunks of its own: ar_schedule.hpp.
 //
 //   ag_gemm, world = 4            step 0   1   2   3
 //     rank r computes chunk            r  r-1 r-2 r-3    own shard first, then in order of arrival
@@ -11,10 +11,16 @@
 //
 // With these orders every link carries one shard at a time in each step, and chunk r-s of rank r is the s-th push
 // of rank r-s: what is needed first is sent first.
+//
+// What that is worth can be measured: a configuration whose name ends in kSameOrder lets every rank compute its chunks
+// in the order of rank 0. It is correct, too: a chunk's owner waits for its peers, and none of them has a chunk to wait
+// for that comes later in the common order.
 
 #include "schedule/host_device.hpp"
 
 namespace flux {
+
+inline constexpr char kSameOrder[] = "/same-order";
 
 FLUX_HD int wrap_rank(int r, int world) { return r < 0 ? r + world : (r >= world ? r - world : r); }
 

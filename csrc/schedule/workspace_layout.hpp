@@ -2,12 +2,13 @@
 // The bytes of a workspace. Every rank of a group allocates the same layout, so an offset computed here names the
 // same thing in the memory of each peer:
 //
-//   | control words | region of parity 0 | region of parity 1 | send buffer |
-//       fixed size        region_bytes         region_bytes      send_bytes
+//   | control words | exchange area | region of parity 0 | region of parity 1 | send buffer |
+//       fixed size      fixed size        region_bytes         region_bytes      send_bytes
 //
-// A region holds, during one call, what the peers push: the gathered operand (ag_gemm: `world` shards) or the staged
-// partials (gemm_rs: `world - 1` slots of tiles). The send buffer is read by this rank's copy engine only. The
-// control words lie at offsets that depend on no shape, so one shape's signal can never be another shape's data.
+// A region holds, during one call, what the peers push: the gathered operand (ag_gemm: `world` shards), the staged
+// partials (gemm_rs: `world - 1` slots of tiles), or these and the reduced rows (gemm_ar). The send buffer is read by
+// this rank's copy engine only. The exchange area is that of exchange_layout.hpp. The control words lie at offsets that
+// depend on no shape, so one shape's signal can never be another shape's data.
 
 #include "schedule/host_device.hpp"
 
@@ -59,13 +60,19 @@ FLUX_HD SignalSet signal_set_of(int parity, bool replay) {
   return parity == 0 ? SignalSet::kEven : SignalSet::kOdd;
 }
 
+constexpr int64_t kExchangeHeadBytes = 4096;           // words of the exchange
+constexpr int64_t kExchangeBytes = int64_t{16} << 20;  // slots of one parity
+
 struct WorkspaceLayout {
   int64_t region_bytes;
   int64_t send_bytes;
 
-  FLUX_HD static int64_t control_bytes() { return round_up(sizeof(ControlWords), kRegionAlign); }
-  FLUX_HD int64_t region_offset(int parity) const { return control_bytes() + parity * region_bytes; }
-  FLUX_HD int64_t send_offset() const { return control_bytes() + 2 * region_bytes; }
+  FLUX_HD static int64_t exchange_offset() { return round_up(sizeof(ControlWords), kRegionAlign); }
+  FLUX_HD static int64_t slots_offset() { return exchange_offset() + kExchangeHeadBytes; }
+  FLUX_HD int64_t region_offset(int parity) const {
+    return slots_offset() + 2 * kExchangeBytes + parity * region_bytes;
+  }
+  FLUX_HD int64_t send_offset() const { return region_offset(2); }
   FLUX_HD int64_t total_bytes() const { return send_offset() + send_bytes; }
 };
 
@@ -97,6 +104,27 @@ FLUX_HD int64_t rs_region_bytes(int world, int64_t num_tiles, int64_t tile_bytes
 }
 FLUX_HD int64_t rs_tile_offset(int slot, int64_t position, int64_t num_tiles, int64_t tile_bytes) {
   return slot * rs_slot_bytes(num_tiles, tile_bytes) + position * tile_bytes;
+}
+
+// ---- gemm_ar, two-shot: region | partials of the own chunks, as of a gemm_rs | reduced rows [row of y][n] |
+// `num_tiles` are those of the own chunks of all sections; the position of a tile counts through them.
+
+FLUX_HD int64_t ar_results_offset(int world, int64_t num_tiles, int64_t tile_bytes) {
+  return round_up(rs_region_bytes(world, num_tiles, tile_bytes), kRegionAlign);
+}
+FLUX_HD int64_t ar_result_offset(int world, int64_t num_tiles, int64_t tile_bytes, int64_t row, int64_t n,
+                                 int64_t element_size) {
+  return ar_results_offset(world, num_tiles, tile_bytes) + row * n * element_size;
+}
+FLUX_HD int64_t ar_two_shot_bytes(int world, int64_t num_tiles, int64_t tile_bytes, int64_t rows, int64_t n,
+                                  int64_t element_size) {
+  return ar_result_offset(world, num_tiles, tile_bytes, rows, n, element_size);
+}
+
+// ---- gemm_ar, one-shot: region[source rank][tile position][element], the own rank's too: rs_tile_offset(source, ...)
+
+FLUX_HD int64_t ar_one_shot_bytes(int world, int64_t num_tiles, int64_t tile_bytes) {
+  return world * rs_slot_bytes(num_tiles, tile_bytes);
 }
 
 }  // namespace flux

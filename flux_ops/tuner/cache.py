@@ -26,7 +26,7 @@ MAX_BYTES = 64 << 20
 LOCK_S = 20.0  # a writer holds the lock for milliseconds
 BUCKETS_PER_OCTAVE = 8
 
-OPS = ("ag_gemm", "gemm_rs")
+OPS = ("ag_gemm", "gemm_rs", "gemm_ar")
 LAYOUTS = ("nk", "kn")  # weight [N, K] as nn.Linear has it; transposed view of [K, N]
 
 

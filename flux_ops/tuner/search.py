@@ -16,7 +16,7 @@ from flux_ops.rendezvous import Members, Site
 from flux_ops.tuner import timing
 from flux_ops.tuner.cache import LAYOUTS, OPS, CacheError, Entry, Product, store
 from flux_ops.tuner.lookup import device_name
-from flux_ops.tuner.measure import GEMM, SEQUENTIAL, Operands, as_graph, attempt, make_call, why_wrong
+from flux_ops.tuner.measure import GEMM, SEQUENTIAL, Operands, as_graph, attempt, comparable, make_call, why_wrong
 
 FIRST_ROUNDS = 3
 FINALISTS = 4
@@ -113,7 +113,7 @@ class Tuner:
         for name, value in (("m", m), ("n", n), ("k", k)):
             if type(value) is not int or not 1 <= value < 2**31:
                 raise ValueError(f"tune: {name} is {value!r}; it must be an int from 1 to 2^31 - 1.")
-        if m % self.place.world:
+        if op != "gemm_ar" and m % self.place.world:
             raise ValueError(f"tune: m is {m}; it must be a multiple of the number of ranks, {self.place.world}.")
         return Product(op, m, n, k, str(dtype).removeprefix("torch."), layout, self.place.world, self.device_name)
 
@@ -122,7 +122,7 @@ class Tuner:
         dtype = getattr(torch, product.dtype)
         self._renew(product)
         operands = Operands(self.place, product.op, product.m, product.n, product.k, dtype, product.layout)
-        args = product.op, self.place.device.type, product.tp, product.m // product.tp, product.n, product.k
+        args = product.op, self.place.device.type, product.tp, product.m, product.n, product.k
         args = (*args, product.dtype, product.layout == "kn")
         model = self._core.model_choice(*args)
         calls = self._checked(product, operands, self._core.candidates(*args))
@@ -178,7 +178,7 @@ class Tuner:
         works, graphs = {}, []
         want = calls[SEQUENTIAL](0)
         for name, call in calls.items():
-            compared = None if name == GEMM and product.op == "gemm_rs" else want
+            compared = want if comparable(name, product.op) else None
             made, reason = as_graph(self.place, call, counts[name], compared)
             if reason and name in (GEMM, SEQUENTIAL):
                 raise TunerStopped(f"tune: {name} of {product.op} can't be measured under a CUDA graph: {reason}")
@@ -229,8 +229,9 @@ def tune(
     its group, as NCCL makes groups.
 
     Args:
-        op: "ag_gemm" or "gemm_rs".
-        m: rows M of the whole product, over all ranks; a multiple of TP. The choice holds for M of about this size.
+        op: "ag_gemm", "gemm_rs" or "gemm_ar".
+        m: rows M of the whole product, over all ranks; a multiple of TP, but for gemm_ar. The choice holds for M of
+            about this size.
         n, k: columns and contraction length of this rank's product: weight is [n, k].
         dtype: of the operands.
         layout: of the weight: "nk" as in nn.Linear, "kn" for a transposed view of [k, n].

@@ -7,7 +7,10 @@ import pathlib
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A layer: AG is x [M/TP, H] gathered, times w [I/TP, H]^T; RS is x [M, I/TP] times w [H, I/TP]^T, scattered."""
+    """A layer: AG is x [M/TP, H] gathered, times w [I/TP, H]^T; RS is x [M, I/TP] times w [H, I/TP]^T, scattered.
+
+    AR is RS with all rows on every rank.
+    """
 
     name: str
     m: int

@@ -12,8 +12,9 @@ from tests.harness.data import exact_x, generator
 
 
 def grad_of(ctx, case, rank):
-    """dL/dY on `rank`: exact, and known to every rank."""
+    """dL/dY on `rank`: exact, and known to every rank. gemm_ar's is the same on all ranks, as Y is."""
     rows = case.rows * ctx.world if case.op == "ag_gemm" else case.rows
+    rank = 0 if case.op == "gemm_ar" else rank
     return exact_x((rows, case.n), case.dtype, generator(ctx.device, case.seed, "grad", rank))
 
 
@@ -26,7 +27,7 @@ def expected_grads(ctx, operands, grads):
         grad_x = whole[rank * rows : (rank + 1) * rows]
         grad_w = wide[rank].t() @ operands.gathered().float()
     else:
-        gathered = torch.cat(wide)
+        gathered = torch.cat(wide) if case.op == "gemm_rs" else wide[rank]
         grad_x = gathered @ operands._weight(rank).float()
         grad_w = gathered.t() @ operands.x.detach().float()
     return [g.to(case.dtype) for g in (grad_x, grad_w, wide[rank].sum(0))]
@@ -147,12 +148,16 @@ def whole_layer(op, xs, weights, biases):
     linear, world = torch.nn.functional.linear, len(xs)
     if op == "ag_gemm":
         return [linear(torch.cat(xs), weight, bias) for weight, bias in zip(weights, biases, strict=True)]
-    rows = sum(linear(x, weight) for x, weight in zip(xs, weights, strict=True)).chunk(world)
+    whole = sum(linear(x, weight) for x, weight in zip(xs, weights, strict=True))
+    rows = whole.chunk(world) if op == "gemm_rs" else [whole] * world
     return [y if bias is None else y + bias for y, bias in zip(rows, biases, strict=True)]
 
 
 def against_plain_torch(ctx, op, strategy):
-    """fp64: gradients of a loss over all ranks, whatever needs one, as PyTorch derives them for the whole layer."""
+    """fp64: gradients of a loss over all ranks, whatever needs one, as PyTorch derives them for the whole layer.
+
+    The loss of gemm_ar is one and the same on each rank.
+    """
     findings = Findings()
     rows, n, k = 6, 10, 8
     cells = itertools.product(((), (3,)), (False, True), (False, True), ((1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1)))
@@ -164,10 +169,12 @@ def against_plain_torch(ctx, op, strategy):
         def make_all(*shape, gen=gen):
             return [torch.randn(*shape, generator=gen, dtype=FP64).to(ctx.device) for _ in range(ctx.world)]
 
-        m = rows if op == "ag_gemm" else rows * ctx.world
+        m = rows * ctx.world if op == "gemm_rs" else rows
         xs, weights, biases = make_all(m, *leading, k), make_all(n, k), make_all(n)
         m = rows * ctx.world if op == "ag_gemm" else rows
         factors = make_all(m, *leading, n)
+        if op == "gemm_ar":
+            biases, factors = [biases[ctx.rank].copy_(biases[0])] * ctx.world, factors[:1] * ctx.world
         ours = [xs[ctx.rank].clone(), weights[ctx.rank].clone(), biases[ctx.rank].clone()]
         if transposed:
             ours[1] = ours[1].t().contiguous().t()
@@ -180,7 +187,8 @@ def against_plain_torch(ctx, op, strategy):
         y = getattr(flux_ops, op)(ours[0], ours[1], ours[2] if with_bias else None, strategy=strategy)
         (torch.sin(y) * factors[ctx.rank]).sum().backward()
         plain = whole_layer(op, *theirs)
-        sum((torch.sin(p) * f).sum() for p, f in zip(plain, factors, strict=True)).backward()
+        losses = [(torch.sin(p) * f).sum() for p, f in zip(plain, factors, strict=True)]
+        (losses[0] if op == "gemm_ar" else sum(losses)).backward()
         for name, own, tensors, needs in zip(("x", "weight", "bias"), ours, theirs, wanted, strict=True):
             what = f"leading {leading}, transposed {transposed}, bias {with_bias}, needs {wanted}: grad of {name}"
             want = tensors[ctx.rank].grad if needs and tensors[0] is not None else None

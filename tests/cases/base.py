@@ -3,19 +3,90 @@
 import torch
 
 import flux_ops
+from flux_ops import extension
 from tests.harness.compare import first_difference
 from tests.harness.data import Case, Operands, poison
 
-OPS = ("ag_gemm", "gemm_rs")
+OPS = ("ag_gemm", "gemm_rs", "gemm_ar")
+DECOMPOSED_OPS = ("ag_gemm", "gemm_rs")
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 REFUSALS = (TypeError, ValueError, NotImplementedError)
 
-__all__ = ["BF16", "FP16", "FP32", "FP64", "OPS", "REFUSALS", "Case", "Operands", "call", "check", "check_or_refusal"]
+__all__ = [
+    "BF16",
+    "FP16",
+    "FP32",
+    "FP64",
+    "OPS",
+    "REFUSALS",
+    "Case",
+    "Operands",
+    "call",
+    "check",
+    "check_or_refusal",
+    "every_config",
+    "force",
+    "run",
+]
+
+_forced: dict[str, str] = {}  # on a rank: what the op runs in place of "fused" and "auto"
 
 
-def call(operands, *, strategy="fused", group=None, **options):
-    op = getattr(flux_ops, operands.case.op)
-    return op(operands.x, operands.weight, operands.bias, group=group, strategy=strategy, **options)
+def strategies_of(op, *names):
+    """Of these names, or of all, those that the op has."""
+    names = names or ("fused", "decomposed", "sequential")
+    return tuple(name for name in names if name != "decomposed" or op in DECOMPOSED_OPS)
+
+
+WITH_STRATEGY = [(op, strategy) for op in OPS for strategy in strategies_of(op)]
+
+
+def force(ctx, strategy):
+    """From now on, the ops that have this configuration ("fused:CONFIG" or "decomposed:CONFIG") run it wherever a case
+    that goes through run() asks for "fused" or "auto". Returns these ops. With "" they run what they are asked for.
+    """
+    _forced.clear()
+    for op in OPS if strategy else ():
+        try:
+            call(make(ctx, Case(op, 16, 64, 64)), strategy=strategy)
+        except NotImplementedError:
+            continue
+        _forced[op] = strategy
+    assert _forced or not strategy, f"no op has the configuration '{strategy}'"
+    return sorted(_forced)
+
+
+def every_config(device, world=2):
+    """The tuner's candidates of this build, over products that suit unlike kernels; every kernel at least once."""
+    core, found = extension.module, {}
+    for op in OPS:
+        for rows, n, k in ((8, 72, 64), (256, 512, 128), (512, 14336, 8192), (4096, 5504, 4096), (4096, 4096, 1024)):
+            found |= dict.fromkeys(core.candidates(op, device, world, rows, n, k, "bfloat16", False))
+    del found["sequential"]
+    if device == "cuda":
+        for kernel in core.config_names(device).split():
+            if not any(name.startswith(f"fused:{kernel}/") for name in found):
+                found[f"fused:{kernel}/m1/p1"] = None
+    return list(found)
+
+
+def _meant(op, strategy):
+    return _forced.get(op, strategy) if strategy in ("fused", "auto") else strategy
+
+
+def run(op, x, weight, bias=None, *, strategy="fused", **options):
+    """The op, with the forced configuration if there is one. "auto" runs as ever where that one can't."""
+    fn, meant = getattr(flux_ops, op), _meant(op, strategy)
+    try:
+        return fn(x, weight, bias, strategy=meant, **options)
+    except NotImplementedError:
+        if strategy != "auto" or meant == strategy:
+            raise
+    return fn(x, weight, bias, strategy=strategy, **options)
+
+
+def call(operands, **options):
+    return run(operands.case.op, operands.x, operands.weight, operands.bias, **options)
 
 
 def make(ctx, case, group=None):
@@ -36,9 +107,10 @@ def check(ctx, case, *, strategy="fused", group=None):
         return problem
     if not torch.equal(operands.x, x) or not torch.equal(operands.weight, weight):
         return f"rank {ctx.rank}: the call changed its inputs"
-    ran = flux_ops.last_dispatch().strategy
-    if strategy != "auto" and ran not in (strategy.partition(":")[0], "local"):
-        return f"rank {ctx.rank}: asked for {strategy}, last_dispatch() says {ran}"
+    ran = flux_ops.last_dispatch()
+    meant, _, config = _meant(case.op, strategy).partition(":")
+    if strategy != "auto" and ran.strategy != "local" and (ran.strategy != meant or config not in ("", ran.config)):
+        return f"rank {ctx.rank}: asked for {meant} {config}, last_dispatch() says {ran}"
     return None
 
 

@@ -73,10 +73,10 @@ def dead(ctx, op, culprit, how, strategy="fused"):
 
 
 def other_op(ctx, op, culprit):
-    """The culprit calls the other op, with operands that fit it."""
-    good_call(ctx, "ag_gemm")
-    good_call(ctx, "gemm_rs")
-    mine = op if ctx.rank != culprit else OPS[1 - OPS.index(op)]
+    """The culprit calls another op, with operands that fit it."""
+    for one in OPS:
+        good_call(ctx, one)
+    mine = op if ctx.rank != culprit else OPS[OPS.index(op) - 1]
     calls_until_error(ctx, mine, 2)
 
 
@@ -180,7 +180,7 @@ class FaultCases:
         outcomes = spawn(world, self.limit()).outcomes(dead, op, world - 1, how)
         expect_timeouts(outcomes, op=op, culprit=world - 1, seconds=self.timeout_s + SLACK_S, culprit_too=False)
 
-    @pytest.mark.parametrize("op", ("gemm_rs", pytest.param("ag_gemm", marks=CPU_IS_ENOUGH)))
+    @pytest.mark.parametrize("op", ("gemm_rs", "gemm_ar", pytest.param("ag_gemm", marks=CPU_IS_ENOUGH)))
     def test_a_peer_in_another_op(self, spawn, op):
         outcomes = spawn(2, self.limit()).outcomes(other_op, op, 1)
         expect_timeouts(outcomes, op=op, culprit=1, seconds=self.timeout_s + SLACK_S)
@@ -191,6 +191,8 @@ class FaultCases:
         (
             ("ag_gemm", "rows"),
             ("gemm_rs", "rows"),
+            ("gemm_ar", "rows"),
+            pytest.param("gemm_ar", "n", marks=CPU_IS_ENOUGH),
             pytest.param("ag_gemm", "k", marks=CPU_IS_ENOUGH),
             pytest.param("gemm_rs", "n", marks=CPU_IS_ENOUGH),
             pytest.param("gemm_rs", "dtype", marks=CPU_IS_ENOUGH),
@@ -203,7 +205,10 @@ class FaultCases:
             assert outcome.status == "error", outcome.describe()
             assert outcome.seconds < self.timeout_s + SLACK_S, outcome.describe()
 
-    @pytest.mark.parametrize("op", ("ag_gemm", pytest.param("gemm_rs", marks=CPU_IS_ENOUGH)))
+    @pytest.mark.parametrize(
+        "op",
+        ("ag_gemm", pytest.param("gemm_rs", marks=CPU_IS_ENOUGH), pytest.param("gemm_ar", marks=CPU_IS_ENOUGH)),
+    )
     def test_a_call_that_one_rank_alone_is_refused(self, spawn, op):
         for outcome in spawn(2, self.limit()).outcomes(refused_alone, op, 1):
             assert outcome.status == "error", outcome.describe()

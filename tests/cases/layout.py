@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import flux_ops
-from tests.cases.base import FP32, OPS, REFUSALS, Case, make
+from tests.cases.base import FP32, OPS, REFUSALS, WITH_STRATEGY, Case, make
 from tests.harness.compare import Findings, first_difference
 
 
@@ -96,8 +96,7 @@ def _as_tuple(result):
 
 
 class LayoutCases:
-    @pytest.mark.parametrize("strategy", ("fused", "decomposed", "sequential"))
-    @pytest.mark.parametrize("op", OPS)
+    @pytest.mark.parametrize("op, strategy", WITH_STRATEGY)
     def test_strided_operands(self, ranks, op, strategy, record_property):
         record_property("cells", ranks.run(strided, op, strategy)[0])
 

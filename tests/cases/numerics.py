@@ -5,8 +5,7 @@ import itertools
 import pytest
 import torch
 
-import flux_ops
-from tests.cases.base import BF16, FP16, FP32, OPS, Case, call, make
+from tests.cases.base import BF16, FP16, FP32, OPS, WITH_STRATEGY, Case, call, make, run
 from tests.harness.compare import Findings, assert_same, first_difference
 
 
@@ -17,38 +16,38 @@ def bias_alone(ctx, op, strategy):
         x = torch.zeros(rows * (ctx.world if op == "gemm_rs" else 1), k, dtype=BF16, device=ctx.device)
         weight = torch.ones(n, k, dtype=BF16, device=ctx.device)
         bias = torch.arange(n, device=ctx.device).remainder(7).to(BF16)
-        y = getattr(flux_ops, op)(x, weight, bias, strategy=strategy)
+        y = run(op, x, weight, bias, strategy=strategy)
         findings.add((rows, n, k), first_difference(y, bias.expand_as(y), rank=ctx.rank))
         # The last element of its allocation: reading past it would meet NaN.
         store = torch.full((n + 8,), float("nan"), dtype=BF16, device=ctx.device)
         store[8:] = bias
-        y = getattr(flux_ops, op)(x, weight, store[8:], strategy=strategy)
+        y = run(op, x, weight, store[8:], strategy=strategy)
         findings.add((rows, n, k, "bias at an offset"), first_difference(y, bias.expand_as(y), rank=ctx.rank))
     return findings.finish()
 
 
-def one_hot_partials(ctx, values, dtype, strategy, rows=8, n=72, k=64, bias=None):
-    """gemm_rs where rank r's partial is values[r] everywhere."""
+def one_hot_partials(ctx, op, values, dtype, strategy, rows=8, n=72, k=64, bias=None):
+    """gemm_rs or gemm_ar where rank r's partial is values[r] everywhere."""
     x = torch.zeros(rows * ctx.world, k, dtype=dtype, device=ctx.device)
     x[:, 0] = values[ctx.rank]
     weight = torch.ones(n, k, dtype=dtype, device=ctx.device)
     bias = None if bias is None else torch.full((n,), bias, dtype=dtype, device=ctx.device)
-    return flux_ops.gemm_rs(x, weight, bias, strategy=strategy)
+    return run(op, x, weight, bias, strategy=strategy)
 
 
-def reduces_in_fp32(ctx, strategy="fused"):
+def reduces_in_fp32(ctx, strategy="fused", op="gemm_rs"):
     """256 from one rank, 1 from each other: added in bf16 the ones would vanish, for 256 + 1 rounds to 256."""
     findings = Findings()
     for big in range(ctx.world):
         values = [256.0 if rank == big else 1.0 for rank in range(ctx.world)]
         bias = 1.0 if ctx.world == 2 else None  # two ranks alone can't tell: one add, one rounding
-        y = one_hot_partials(ctx, values, BF16, strategy, bias=bias)
+        y = one_hot_partials(ctx, op, values, BF16, strategy, bias=bias)
         want = torch.full_like(y, sum(values) + (bias or 0.0))
         findings.add(f"256 on rank {big}", first_difference(y, want, rank=ctx.rank))
     return findings.finish()
 
 
-def adds_in_rank_order(ctx, strategy="fused"):
+def adds_in_rank_order(ctx, strategy="fused", op="gemm_rs"):
     """2^24 + 1 = 2^24 in fp32, so the sum shows the order of the adds."""
     findings = Findings()
     big = 2.0**24
@@ -57,7 +56,7 @@ def adds_in_rank_order(ctx, strategy="fused"):
         total = torch.zeros((), dtype=FP32)
         for value in values:
             total = total + torch.tensor(value, dtype=FP32)
-        y = one_hot_partials(ctx, values, BF16, strategy)
+        y = one_hot_partials(ctx, op, values, BF16, strategy)
         findings.add(values, first_difference(y, torch.full_like(y, total.item()), rank=ctx.rank))
     return findings.finish()
 
@@ -106,17 +105,15 @@ def specials(ctx, op, rows, strategy="fused"):
         operands.x[nan_row] = float("nan")
         operands.x[inf_row] = float("inf")
     y = call(operands, strategy=strategy)
-    if op == "ag_gemm":  # the last rank's shard
-        touched = {(ctx.world - 1) * rows + nan_row, (ctx.world - 1) * rows + inf_row}
-    else:  # rows of M that this rank owns
-        touched = {r - ctx.rank * rows for r in (nan_row, inf_row) if r // rows == ctx.rank}
+    # Where row 0 of the last rank's x is in this rank's result.
+    first = {"ag_gemm": (ctx.world - 1) * rows, "gemm_rs": -ctx.rank * rows, "gemm_ar": 0}[op]
+    touched = {first + r for r in (nan_row, inf_row) if 0 <= first + r < y.shape[0]}
     rest = [r for r in range(y.shape[0]) if r not in touched]
     assert_same(y[rest], clean[rest], rank=ctx.rank, what="rows without NaN or Inf")
     for row in touched:
         assert not y[row].isfinite().all(), f"rank {ctx.rank}: row {row} lost its NaN or Inf"
-    nan_at = nan_row + (ctx.world - 1) * rows if op == "ag_gemm" else nan_row - ctx.rank * rows
-    if nan_at in touched:
-        assert y[nan_at].isnan().all(), f"rank {ctx.rank}: row {nan_at} isn't all NaN"
+    if first + nan_row in touched:
+        assert y[first + nan_row].isnan().all(), f"rank {ctx.rank}: row {first + nan_row} isn't all NaN"
     assert_same(call(make(ctx, case), strategy=strategy), clean, rank=ctx.rank, what="the next clean call")
 
 
@@ -151,9 +148,9 @@ def inputs_rewritten_at_once(ctx, op):
     return findings.finish()
 
 
+@pytest.mark.any_config
 class NumericsCases:
-    @pytest.mark.parametrize("strategy", ("fused", "decomposed", "sequential"))
-    @pytest.mark.parametrize("op", OPS)
+    @pytest.mark.parametrize("op, strategy", WITH_STRATEGY)
     def test_bias_is_added_once(self, ranks, op, strategy):
         ranks.run(bias_alone, op, strategy)
 

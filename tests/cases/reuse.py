@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import flux_ops
-from tests.cases.base import BF16, FP16, OPS, REFUSALS, Case, call, check, make
+from tests.cases.base import BF16, FP16, OPS, REFUSALS, Case, call, check, make, run
 from tests.harness.compare import Findings, first_difference
 
 SHAPES = {
@@ -33,7 +33,7 @@ def sequence_of(ctx, rounds, seed):
 
 def bad_call(ctx, turn):
     """A call that every rank has to refuse."""
-    kind = turn % 4
+    kind = turn % 5
     x = torch.zeros(8 * ctx.world, 64, dtype=BF16, device=ctx.device)
     weight = torch.zeros(64, 64, dtype=BF16, device=ctx.device)
     if kind == 0:
@@ -42,12 +42,14 @@ def bad_call(ctx, turn):
         flux_ops.gemm_rs(x[1:], weight)
     elif kind == 2:
         flux_ops.gemm_rs(x, weight.to(FP16))
+    elif kind == 3:
+        flux_ops.gemm_ar(x[:, :8], weight)
     else:
         flux_ops.ag_gemm(x, weight, torch.zeros(63, dtype=BF16, device=ctx.device))
 
 
 def many_calls(ctx, rounds, bad_every, slow_every, slow_s):
-    """No reset, no synchronisation by the caller: calls of both ops, checked at the end.
+    """No reset, no synchronisation by the caller: calls of all ops, checked at the end.
 
     A rotating rank is slow before or after every `slow_every`-th call; every `bad_every`-th call is refused.
     """
@@ -75,9 +77,11 @@ def many_calls(ctx, rounds, bad_every, slow_every, slow_s):
 
 
 def chained(ctx, rounds, slow_s):
-    """gemm_rs feeds ag_gemm as in a transformer block; one rank in turn is slow, between any two ops."""
+    """gemm_rs feeds ag_gemm, and that gemm_ar; one rank in turn is slow, between any two ops."""
     rows, hidden, inner = (256, 1024, 512) if ctx.is_cuda else (32, 64, 40)
     pick = torch.eye(hidden, dtype=BF16, device=ctx.device)[:inner]  # ag_gemm then gives columns of what it gathered
+    ours = (torch.arange(inner, device=ctx.device) % ctx.world == ctx.rank).to(BF16)
+    spread = torch.diag(ours)  # gemm_ar then gives its operand, column c of it from rank c % world
     outputs = []
     for turn in range(rounds):
         operands = make(ctx, Case("gemm_rs", rows, hidden, inner, seed=100 + turn))
@@ -86,9 +90,12 @@ def chained(ctx, rounds, slow_s):
         y = call(operands)
         if turn % (2 * ctx.world) == 2 * ctx.rank + 1:
             ctx.stall(slow_s)
-        outputs.append((turn, y, flux_ops.ag_gemm(y, pick, strategy="fused")))
+        z = run("ag_gemm", y, pick)
+        if turn % (3 * ctx.world) == 3 * ctx.rank + 2:
+            ctx.stall(slow_s)
+        outputs.append((turn, y, z, run("gemm_ar", z[turn % 5 :], spread)))
     findings = Findings()
-    for turn, y, z in outputs:
+    for turn, y, z, a in outputs:
         case = Case("gemm_rs", rows, hidden, inner, seed=100 + turn)
         mine = make(ctx, case)
         findings.add(
@@ -100,6 +107,7 @@ def chained(ctx, rounds, slow_s):
             whole.append(mine.expected().to(BF16))
         want = torch.cat(whole)[:, :inner]
         findings.add(f"ag_gemm {turn}", first_difference(z, want, rank=ctx.rank, rows_per_chunk=rows))
+        findings.add(f"gemm_ar {turn}", first_difference(a, want[turn % 5 :], rank=ctx.rank))
     return findings.finish()
 
 
@@ -122,7 +130,7 @@ def constant_lag(ctx, op, laggard, rounds, slow_s, strategies=("fused",)):
 
 
 def grow_and_shrink(ctx):
-    """A small shape, a large one (the workspace grows), the small one again; both ops, both strategies."""
+    """A small shape, a large one (the workspace grows), the small one again; all ops, both strategies."""
     findings = Findings()
     small, large = SHAPES[ctx.device.type][0], SHAPES[ctx.device.type][5]
     for factor in (1, 2, 4):
@@ -140,7 +148,8 @@ def prepared(ctx):
     flux_ops.prepare(max_m=max_m, n=n, k=k, dtype=BF16, device=ctx.device)
     findings = Findings()
     for op in OPS:
-        for rows in (1, 7, max_m // ctx.world // 2, max_m // ctx.world):
+        most = max_m if op == "gemm_ar" else max_m // ctx.world
+        for rows in (1, 7, most // 2, most):
             case = Case(op, rows, n, k, seed=rows)
             findings.add(case, check(ctx, case, strategy="auto"))
     return findings.finish()
@@ -158,6 +167,7 @@ def destroyed(ctx):
     return findings.finish()
 
 
+@pytest.mark.any_config
 class ReuseCases:
     rounds = 1000
     chain = 500

@@ -5,8 +5,7 @@ import random
 import pytest
 import torch
 
-import flux_ops
-from tests.cases.base import BF16, FP16, FP32, FP64, OPS, Case, call, check, check_or_refusal, make
+from tests.cases.base import BF16, FP16, FP32, FP64, OPS, Case, call, check, check_or_refusal, make, run, strategies_of
 from tests.harness.compare import Findings, first_difference
 
 DTYPES = {"cpu": (BF16, FP16, FP32, FP64), "cuda": (BF16, FP16)}
@@ -26,7 +25,8 @@ def local_case(op, m, n, k, world, **options):
     """The per-rank case of a whole product; what doesn't divide by the world size is rounded down to multiples of 8."""
     cut = (n if op == "ag_gemm" else k) // world
     cut -= cut % 8
-    return Case(op, max(m // world, 1), cut if op == "ag_gemm" else n, k if op == "ag_gemm" else cut, **options)
+    rows = m if op == "gemm_ar" else max(m // world, 1)
+    return Case(op, rows, cut if op == "ag_gemm" else n, k if op == "ag_gemm" else cut, **options)
 
 
 def grid(ctx, op):
@@ -129,11 +129,11 @@ def leading_dims(ctx, op):
         x = operands.x.view(first, *shape[1:], case.k)
         result_first = shape[0] * ctx.world if op == "ag_gemm" else shape[0]
         want = operands.expected().to(case.dtype).view(result_first, *shape[1:], case.n)
-        for strategy in ("fused", "decomposed", "sequential"):
-            y = getattr(flux_ops, op)(x, operands.weight, strategy=strategy)
+        for strategy in strategies_of(op):
+            y = run(op, x, operands.weight, strategy=strategy)
             findings.add(f"{op} {strategy} {tuple(x.shape)}", first_difference(y, want, rank=ctx.rank))
             if op == "ag_gemm":
-                y, whole = flux_ops.ag_gemm(x, operands.weight, strategy=strategy, return_gathered=True)
+                y, whole = run(op, x, operands.weight, strategy=strategy, return_gathered=True)
                 findings.add(f"{strategy} y beside gathered", first_difference(y, want, rank=ctx.rank))
                 want_whole = operands.gathered().view(result_first, *shape[1:], case.k)
                 findings.add(f"{strategy} gathered", first_difference(whole, want_whole, rank=ctx.rank))
@@ -153,7 +153,7 @@ def empty(ctx, op, by_name="fused"):
 
 
 def decode_sizes(ctx, op):
-    """One row a rank and a little more, on a wide and on a narrow layer."""
+    """One row (a rank, but for gemm_ar) and a little more, on a wide and on a narrow layer."""
     findings = Findings()
     wide = (8192, 28672 // ctx.world // 8 * 8) if ctx.is_cuda else (512, 384)
     for n, k in (wide, (128, 128)):
@@ -167,7 +167,7 @@ def decode_sizes(ctx, op):
 def unaligned_rows(ctx, op):
     """x whose first element is only 2-byte aligned."""
     findings = Findings()
-    for strategy in ("auto", "fused", "decomposed"):
+    for strategy in strategies_of(op, "auto", "fused", "decomposed"):
         case = Case(op, 40, 72, 64, seed=5)
         operands = make(ctx, case)
         buffer = torch.empty(operands.x.numel() + 1, dtype=case.dtype, device=ctx.device)
@@ -181,6 +181,7 @@ def unaligned_rows(ctx, op):
     return findings.finish()
 
 
+@pytest.mark.any_config
 class ShapeCases:
     @pytest.mark.parametrize("op", OPS)
     def test_grid_in_random_order(self, ranks, op, record_property):

@@ -37,14 +37,20 @@ def caches_of(path):
         flux_ops.ops._core.forget_plans(name)
 
 
+def m_of(ctx, op, rows=ROWS):
+    return Case(op, rows, N, K).m(ctx.world)
+
+
 def entry_for(ctx, op, choice, rows=ROWS):
-    product = Product(op, rows * ctx.world, N, K, "bfloat16", "nk", ctx.world, device_name(ctx.device.type))
+    product = Product(op, m_of(ctx, op, rows), N, K, "bfloat16", "nk", ctx.world, device_name(ctx.device.type))
     return Entry(product, choice, 1.0, 2.0, 1.0, "sequential", 2.0, 1, "2026-01-01T00:00:00+00:00")
 
 
 def configs(ctx, op, rows=ROWS, n=N, k=K):
     """The candidates but "sequential", the fused one that the model prefers first."""
-    choices = flux_ops.ops._core.candidates(op, ctx.device.type, ctx.world, rows, n, k, "bfloat16", False)
+    choices = flux_ops.ops._core.candidates(
+        op, ctx.device.type, ctx.world, m_of(ctx, op, rows), n, k, "bfloat16", False
+    )
     assert choices[0] == "sequential", choices
     return choices[1:]
 
@@ -55,7 +61,7 @@ def ran():
 
 
 def model_choice(ctx, op):
-    return flux_ops.ops._core.model_choice(op, ctx.device.type, ctx.world, ROWS, N, K, "bfloat16", False)
+    return flux_ops.ops._core.model_choice(op, ctx.device.type, ctx.world, m_of(ctx, op), N, K, "bfloat16", False)
 
 
 def same_path(folder, rank=0):
@@ -70,15 +76,15 @@ def tunes(ctx, op, folder):
         assert check(ctx, case, strategy="auto") is None
         assert (ran(), "tuned" in flux_ops.last_dispatch().reason) == (model, False)
         groups = _hooks().known_groups()
-        choice = tune(op=op, m=ROWS * ctx.world, n=N, k=K, device=ctx.device, path=same_path(folder), rounds=3)
+        choice = tune(op=op, m=m_of(ctx, op), n=N, k=K, device=ctx.device, path=same_path(folder), rounds=3)
         assert _hooks().known_groups() == groups, "the tuner's group is still there"
         assert check(ctx, case, strategy="auto") is None
         assert ran() == choice
-        assert flux_ops.last_dispatch().reason == f"tuned: in this process, M = {ROWS * ctx.world}"
+        assert flux_ops.last_dispatch().reason == f"tuned: in this process, M = {m_of(ctx, op)}"
     with caches_of(same_path(folder)):  # what another process would know
         assert check(ctx, case, strategy="auto") is None
         assert ran() == choice
-        assert flux_ops.last_dispatch().reason == f"tuned: {same_path(folder)}, M = {ROWS * ctx.world}"
+        assert flux_ops.last_dispatch().reason == f"tuned: {same_path(folder)}, M = {m_of(ctx, op)}"
     (entry,) = read(same_path(folder), _hooks().caches.build).values()
     assert (entry.choice, entry.model) == (choice, model)
     assert 0 < entry.us <= min(entry.sequential_us, entry.model_us or entry.us)
@@ -86,11 +92,14 @@ def tunes(ctx, op, folder):
 
 
 def forced(ctx, op):
-    """Every candidate gives the exact result on sizes that fill its tiles and on sizes that don't."""
+    """Every candidate gives the exact result on sizes that fill its tiles and on sizes that don't; so does the one that
+    is for a study alone."""
     findings = Findings()
+    choices = configs(ctx, op)
+    choices.append(f"{choices[0]}/same-order")
     sizes = [(256, 512, 128), (8, 72, 64), (129, 264, 136), (300, 136, 264)]
     for rows, n, k in sizes:
-        for choice in ["sequential", *configs(ctx, op)]:
+        for choice in ["sequential", *choices]:
             for bias, layout in ((False, "nk"), (True, "kn")):
                 case = Case(op, rows, n, k, seed=rows, bias=bias, layout=layout)
                 operands = make(ctx, case)
@@ -105,7 +114,7 @@ def forced(ctx, op):
 def prepared_for_all(ctx, op):
     """What prepare() allocates is enough for every candidate of every smaller M."""
     flux_ops.destroy()
-    flux_ops.prepare(op=op, max_m=ROWS * ctx.world, n=N, k=K, device=ctx.device)
+    flux_ops.prepare(op=op, max_m=m_of(ctx, op), n=N, k=K, device=ctx.device)
     workspace = _hooks().workspace(dist.group.WORLD.group_name, ctx.device.type)
     size = workspace.region_bytes, workspace.send_bytes
     for rows in (ROWS, 300, 129, 1):
@@ -125,7 +134,7 @@ def unlike_files(ctx, op, folder):
     with caches_of(same_path(folder, ctx.rank)):
         assert check(ctx, Case(op, ROWS, N, K, seed=5), strategy="auto") is None
         assert ran() == choices[1], flux_ops.last_dispatch()
-        assert flux_ops.last_dispatch().reason == f"tuned: {same_path(folder)}, M = {ROWS * ctx.world}"
+        assert flux_ops.last_dispatch().reason == f"tuned: {same_path(folder)}, M = {m_of(ctx, op)}"
         assert check(ctx, Case(op, ROWS, N, K, seed=6), strategy="fused") is None
         assert ran() == choices[0], "what is asked for by name is not tuned"
 
@@ -166,7 +175,7 @@ def damaged_file(ctx, op, folder):
         for bias in (False, True):
             assert check(ctx, Case(op, ROWS, N, K, bias=bias), strategy="auto") is None
             assert ran() == model_choice(ctx, op)
-        sizes = {"op": op, "m": ROWS * ctx.world, "n": N, "k": K, "device": ctx.device, "rounds": 1}
+        sizes = {"op": op, "m": m_of(ctx, op), "n": N, "k": K, "device": ctx.device, "rounds": 1}
         with pytest.raises(CacheError, match="no whole JSON"):
             tune(**sizes, path=same_path(folder), strict=True)
         choice = tune(**sizes, path=same_path(folder))
@@ -213,7 +222,7 @@ def bad_candidate(ctx, op, kind):
     try:
         with search.Tuner(device=ctx.device, log=lines.append) as tuner:
             tuner._core = Planted(tuner._core, "fused:none/p1") if kind == "unknown" else tuner._core
-            entry = tuner.measure(tuner.product(op, ROWS * ctx.world, N, K, BF16), rounds=2)
+            entry = tuner.measure(tuner.product(op, m_of(ctx, op), N, K, BF16), rounds=2)
     finally:
         search.make_call = make_call
         flux_ops.set_timeout(timeout)

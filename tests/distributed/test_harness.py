@@ -64,7 +64,7 @@ class TestRanks:
 
 
 class TestData:
-    @pytest.mark.parametrize("op", ("ag_gemm", "gemm_rs"))
+    @pytest.mark.parametrize("op", ("ag_gemm", "gemm_rs", "gemm_ar"))
     @pytest.mark.parametrize("k", (7, 64, 300, 1000))
     def test_exact_data_is_exact(self, op, k):
         case = Case(op, 24, 40, k, seed=k, bias=True)

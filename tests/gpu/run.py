@@ -3,6 +3,9 @@
     python tests/gpu/run.py                      all tests, every number of GPUs from 2 that the machine has
     python tests/gpu/run.py -k "grid or graph"   a selection, as pytest's -k has it
     python tests/gpu/run.py --worlds 2 --limit 300
+    python tests/gpu/run.py --every-config --worlds 2 --limit 3000
+                                                 the tests that hold for any configuration, with each of the tuner's
+                                                 candidates in turn; a row for each (--configs A,B: with these)
 
 The full log goes to $OUT/gpu-tests.log if OUT is set, else to gpu-tests.log in the build folder. Everything ends within
 the limit: then the table shows what was done so far.
@@ -12,6 +15,7 @@ import argparse
 import os
 import pathlib
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -23,10 +27,11 @@ MAX_REASON_LINES = 14
 
 
 class Collector:
-    """A pytest plugin: one row per test function and world size."""
+    """A pytest plugin: one row per test function and world size, or per forced configuration and world size."""
 
-    def __init__(self, say):
+    def __init__(self, say, configs=()):
         self.say = say
+        self.configs = sorted(configs, key=len, reverse=True)  # a name may be the beginning of another
         self.rows = {}
         self.running = None
         self.failures = 0
@@ -40,7 +45,9 @@ class Collector:
             self.errors.append(f"{report.nodeid}: {report.longrepr}")
 
     def pytest_runtest_logreport(self, report):
-        row = self.rows.setdefault(_name_of(report.nodeid), {"cells": 0, "s": 0.0, "pass": 0, "fail": 0, "skip": 0})
+        row = self.rows.setdefault(
+            self._name_of(report.nodeid), {"cells": 0, "s": 0.0, "pass": 0, "fail": 0, "skip": 0}
+        )
         row["s"] += report.duration
         if report.when == "call" and report.passed:
             row["pass"] += 1
@@ -52,8 +59,19 @@ class Collector:
         elif report.skipped:
             row["skip"] += 1
 
+    def _name_of(self, nodeid):
+        """tests/gpu/test_gpu_shapes.py::TestGpuShape::test_residues[gpu2-gemm_rs] -> shapes: residues (2 GPUs)"""
+        file, _, rest = nodeid.partition("::")
+        test, _, params = rest.rpartition("::")[2].partition("[")
+        world = re.search(r"gpu(\d+)", params)
+        where = f" ({world[1]} GPUs)" if world else ""
+        if config := next((config for config in self.configs if config in params), None):
+            return f"{config}{where}"
+        module = pathlib.Path(file).stem.removeprefix("test_gpu_")
+        return f"{module}: {test.removeprefix('test_').replace('_', ' ')}{where}"
+
     def table(self):
-        heads = ["test", "cases", "time", "result"]
+        heads = ["configuration" if self.configs else "test", "cases", "time", "result"]
         body = []
         for name, row in self.rows.items():
             counts = [f"{row[key]} {key}" for key in ("fail", "pass", "skip") if row[key]]
@@ -68,20 +86,22 @@ class Collector:
         return f"{total['pass']} passed ({total['cells']} cases), {total['fail']} failed, {total['skip']} skipped"
 
 
-def _name_of(nodeid):
-    """tests/gpu/test_gpu_shapes.py::TestGpuShape::test_residues[gpu2-gemm_rs] -> shapes: residues (2 GPUs)"""
-    file, _, rest = nodeid.partition("::")
-    test, _, params = rest.rpartition("::")[2].partition("[")
-    world = re.search(r"gpu(\d+)", params)
-    module = pathlib.Path(file).stem.removeprefix("test_gpu_")
-    where = f" ({world[1]} GPUs)" if world else ""
-    return f"{module}: {test.removeprefix('test_').replace('_', ' ')}{where}"
-
-
 def _reason_of(report):
     lines = [line[1:].strip() for line in str(report.longrepr).splitlines() if line.startswith("E ")]
     kept = [line for line in lines if line and not line.startswith(("File ", "^", "Traceback"))]
     return "\n".join(f"    {line[:300]}" for line in (kept or lines)[:MAX_REASON_LINES])
+
+
+def every_config():
+    """The names, asked for in a process of its own: the question touches a GPU, and this process forks ranks."""
+    code = "from tests.cases.base import every_config; print(*every_config('cuda'))"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SystemExit(f"no configurations: {done.stderr.strip().splitlines()[-1]}")
+    return done.stdout.split()
 
 
 def main():
@@ -90,6 +110,8 @@ def main():
     parser.add_argument("--worlds", default="", help="only these numbers of GPUs, comma-separated")
     parser.add_argument("--thorough", action="store_true", help="also what the CPU backend's tests cover")
     parser.add_argument("--first", action="store_true", help="stop at the first failure")
+    parser.add_argument("--every-config", action="store_true", help="with each of the tuner's candidates in turn")
+    parser.add_argument("--configs", default="", help="with these configurations in turn, comma-separated")
     parser.add_argument("--limit", type=float, default=560, help="seconds after which everything is stopped")
     args = parser.parse_args()
 
@@ -97,7 +119,8 @@ def main():
     screen = os.fdopen(os.dup(1), "w", buffering=1)
     log_path = pathlib.Path(os.environ.get("OUT") or ROOT / "build") / "gpu-tests.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    collector = Collector(lambda text: print(text, file=screen))
+    configs = every_config() if args.every_config else [name for name in args.configs.split(",") if name]
+    collector = Collector(lambda text: print(text, file=screen), configs)
     started = time.monotonic()
 
     def finish(status, note=""):
@@ -121,6 +144,7 @@ def main():
     if selection:
         options += ["-k", selection]
     options += ["--thorough"] * args.thorough + ["-x"] * args.first
+    options += ["--force-config", ",".join(configs)] * bool(configs)
     with open(log_path, "w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)

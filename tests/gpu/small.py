@@ -1,4 +1,4 @@
-"""A small exact case of both ops on two GPUs, for tools that watch a process: no pytest, no forked ranks.
+"""A small exact case of each op on two GPUs, for tools that watch a process: no pytest, no forked ranks.
 
     compute-sanitizer --target-processes all --report-api-errors no --error-exitcode 9 python tests/gpu/small.py
 

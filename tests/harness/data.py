@@ -49,7 +49,7 @@ def random_values(shape, dtype, gen, scale=1.0):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One call: `rows` = M / world, and n and k as this rank's weight [n, k] has them."""
+    """One call: `rows` = M / world (gemm_ar: M), and n and k as this rank's weight [n, k] has them."""
 
     op: str
     rows: int
@@ -61,11 +61,16 @@ class Case:
     layout: str = "nk"  # "nk": contiguous [n, k]; "kn": the .t() view of a contiguous [k, n]
     data: str = "exact"  # "exact", "rankcode" or "random"
 
+    def m(self, world):
+        """Rows M of the whole product."""
+        return self.rows if self.op == "gemm_ar" else self.rows * world
+
     def __str__(self):
         dtype = str(self.dtype).removeprefix("torch.")
         bias = ", bias" if self.bias else ""
+        m = "M" if self.op == "gemm_ar" else "M/TP"
         return (
-            f"{self.op} M/TP={self.rows} N={self.n} K={self.k} {dtype} {self.layout}{bias} {self.data} seed {self.seed}"
+            f"{self.op} {m}={self.rows} N={self.n} K={self.k} {dtype} {self.layout}{bias} {self.data} seed {self.seed}"
         )
 
 
@@ -79,11 +84,11 @@ class Operands:
         self.bias = self._bias(rank) if case.bias else None
 
     # ag_gemm: every rank has its own weight and bias, x is cut along M.
-    # gemm_rs: x [M, world * k] and weight [n, world * k] are cut along K, the bias is common to all ranks.
+    # gemm_rs, gemm_ar: x [M, world * k] and weight [n, world * k] are cut along K, the bias is common to all ranks.
 
     def _x(self, rank):
         case = self.case
-        rows = case.rows if case.op == "ag_gemm" else case.rows * self.world
+        rows = case.rows * self.world if case.op == "gemm_rs" else case.rows
         gen = generator(self.device, case.seed, "x", rank)
         if case.data == "rankcode":
             return torch.full((rows, case.k), rank + 1.0, dtype=case.dtype, device=self.device)
@@ -124,8 +129,9 @@ class Operands:
         return torch.cat([self._x(rank) for rank in range(self.world)])
 
     def partials(self):
-        """gemm_rs: each rank's operands for this rank's rows of the result."""
-        rows = slice(self.rank * self.case.rows, (self.rank + 1) * self.case.rows)
+        """gemm_rs, gemm_ar: each rank's operands for this rank's rows of the result."""
+        first = self.rank * self.case.rows if self.case.op == "gemm_rs" else 0
+        rows = slice(first, first + self.case.rows)
         return [(self._x(rank)[rows], self._weight(rank)) for rank in range(self.world)]
 
     def expected(self, accumulate=torch.float32):

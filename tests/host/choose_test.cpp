@@ -43,20 +43,25 @@ void for_many_problems(Visit visit) {
 
 void names_are_read_back() {
   for_many_problems([](Problem const& p) {
-    LaunchChoice const choice = choose_launch(p);
-    LaunchChoice read{};
-    CHECK(parse_choice(choice.name(), &read), "%s", choice.name().c_str());
-    CHECK(read.kernel == choice.kernel && read.swizzle == choice.swizzle && read.along_n == choice.along_n &&
-              read.pieces == choice.pieces,
-          "%s became %s", choice.name().c_str(), read.name().c_str());
+    LaunchChoice choice = choose_launch(p);
+    for (bool const same_order : {false, true}) {
+      choice.same_order = same_order;
+      LaunchChoice read{};
+      CHECK(parse_choice(choice.name(), &read), "%s", choice.name().c_str());
+      CHECK(read.kernel == choice.kernel && read.swizzle == choice.swizzle && read.along_n == choice.along_n &&
+                read.pieces == choice.pieces && read.same_order == same_order,
+            "%s became %s", choice.name().c_str(), read.name().c_str());
+    }
   });
 }
 
 void other_names_are_refused() {
   LaunchChoice choice;
-  for (char const* text : {"", "c128x256_2x1", "c128x256_2x1/n2", "c128x256_2x1/n2/", "c128x256_2x1/x2/p1",
-                           "none/n1/p1", "c128x256_2x1/n0/p1", "c128x256_2x1/n1/p0", "c128x256_2x1/n1/p17", "/n1/p1",
-                           "//p1", "c128x256_2x1/n2x/p1", "c128x256_2x1/n1/p1y", "c128x256_2x1/n99999/p1"}) {
+  for (char const* text :
+       {"", "c128x256_2x1", "c128x256_2x1/n2", "c128x256_2x1/n2/", "c128x256_2x1/x2/p1", "none/n1/p1",
+        "c128x256_2x1/n0/p1", "c128x256_2x1/n1/p0", "c128x256_2x1/n1/p17", "/n1/p1", "//p1", "c128x256_2x1/n2x/p1",
+        "c128x256_2x1/n1/p1y", "c128x256_2x1/n99999/p1", "/same-order", "c128x256_2x1/n1/p1/other-order",
+        "c128x256_2x1/n1/p1/same-order/same-order"}) {
     CHECK(!parse_choice(text, &choice), "'%s' was taken", text);
   }
 }

@@ -3,9 +3,9 @@
 //   protocol_check --world 3 --calls ag,rs,ag [--modes ABC] [--pieces 2 | 2,1,2] [--tiles 2 | 2,1,2]
 //                  [--change signal_first] [--split-waits]
 //
-// Calls: ag_gemm, gemm_rs staged, gemm_rs direct (ag, rs, rd). Modes: A eager; device-counted in region 0 (B) or
-// region 1 (C).
-// Exit status 0: verified; 1: a failure, printed with a shortest trace; 2: bad arguments.
+// Calls: ag_gemm, gemm_rs staged, gemm_rs direct, gemm_ar two-shot, gemm_ar one-shot (ag, rs, rd, at, ao). Modes: A
+// eager; device-counted in region 0 (B) or region 1 (C). Exit status 0: verified; 1: a failure, printed with a shortest
+// trace; 2: bad arguments.
 
 #include <cstdio>
 #include <exception>
@@ -25,7 +25,11 @@ using flux::model::Change;
 using flux::model::Op;
 using flux::model::Scenario;
 
-std::map<std::string, Op> const kOps = {{"ag", Op::kAgGemm}, {"rs", Op::kGemmRs}, {"rd", Op::kGemmRsDirect}};
+std::map<std::string, Op> const kOps = {{"ag", Op::kAgGemm},
+                                        {"rs", Op::kGemmRs},
+                                        {"rd", Op::kGemmRsDirect},
+                                        {"at", Op::kGemmArTwoShot},
+                                        {"ao", Op::kGemmArOneShot}};
 
 std::map<std::string, Change> const kChanges = {
     {"none", Change::kNone},

@@ -1,398 +1,222 @@
-// Builds the machine of a scenario: the rules of protocol_model.hpp, step by step.
+// What a rank does in a call, by op: the rules of protocol_model.hpp, step by step.
 
-#include "protocol_model.hpp"
-
-#include <algorithm>
-#include <optional>
-#include <utility>
-
-#include "schedule/chunk_order.hpp"
-#include "schedule/tile_order.hpp"
-#include "schedule/workspace_layout.hpp"
+#include "protocol_builder.hpp"
 
 namespace flux::model {
-namespace {
 
-int constexpr kMaxRanks = 4;
-int constexpr kMaxModelPieces = 4;
+// ---- ag_gemm
 
-class Builder {
- public:
-  explicit Builder(Scenario const& scenario) : s_(scenario), world_(scenario.world) {
-    for (Call const& call : s_.calls) max_pieces_ = std::max(max_pieces_, call.pieces);
-    for (Call const& call : s_.calls) max_tiles_ = std::max(max_tiles_, call.tiles);
-    if (world_ < 2 || world_ > kMaxRanks || max_pieces_ > kMaxModelPieces || world_ * max_pieces_ > 8 ||
-        (world_ - 1) * max_tiles_ > 8) {
-      throw std::length_error("the scenario is too large for the model");
-    }
-    for (int r = 0; r < world_; ++r) {
-      for (char const* name : {" gemm", " push"}) {
-        machine_.actors.push_back({rank(r) + name, {}});
-        machine_.add("steps of " + rank(r) + name);
-      }
-    }
-    add_memory();
-  }
-
-  Machine build() {
-    int tag = 0, eager = 0, counted = 0, last_use[2] = {};
-    for (Call const& call : s_.calls) {
-      if (call.pieces == 0 && s_.change != Change::kEmptyCallCounts) continue;
-      ++tag;
-      // An eager call after a device-counted one is a mistake that the explorer has to find.
-      int const epoch = call.device_counted ? ++counted : ++eager;
-      int region = call.device_counted ? call.region : static_cast<int>(parity_of(epoch));
-      if (s_.change == Change::kOneRegion) region = 0;
-      int const last = last_use[region];
-      if (call.device_counted && s_.change != Change::kLastUseNotUpdated) last_use[region] = epoch;
-      for (int r = 0; r < world_; ++r) add_call(call, r, tag, epoch, region, last);
-    }
-    return machine_;
-  }
-
- private:
-  struct Context {
-    Call call;
-    int rank, tag, epoch, region, last;
-    SignalSet set;
-    Pieces pieces;
-    std::string text;  // how each step of the call begins
-  };
-
-  static std::string rank(int r) { return "rank " + std::to_string(r); }
-  Var pc_gemm(int r) const { return static_cast<Var>(2 * r); }
-  Var pc_push(int r) const { return static_cast<Var>(2 * r + 1); }
-  std::vector<Step>& gemm(int r) { return machine_.actors[2 * r].steps; }
-  std::vector<Step>& push(int r) { return machine_.actors[2 * r + 1].steps; }
-  bool residency() const { return s_.change == Change::kWaitKernelNeedsSm; }
-
-  SignalSet set_of(Call const& call, int epoch) const {
-    if (call.device_counted) {
-      bool const odd = call.region == 1 && s_.change != Change::kOneReplaySignalSet;
-      return odd ? SignalSet::kReplayOdd : SignalSet::kReplayEven;
-    }
-    return s_.change == Change::kOneSignalSet ? SignalSet::kEven
-                                              : signal_set_of(parity_of(static_cast<Epoch>(epoch)), /*replay=*/false);
-  }
-
-  Buffer add_buffer(std::string const& name) { return {machine_.add(name), machine_.add("cells of " + name)}; }
-
-  void add_memory() {
-    bool any_rs = false, any_counted = false, used[kNumSignalSets] = {};
-    int eager = 0;
-    for (Call const& call : s_.calls) {
-      any_ag_ |= call.op == Op::kAgGemm;
-      any_rs |= call.op == Op::kGemmRs;
-      any_counted |= call.device_counted;
-      if (call.pieces == 0 && s_.change != Change::kEmptyCallCounts) continue;
-      used[static_cast<int>(set_of(call, call.device_counted ? 0 : ++eager))] = true;
-    }
-    char const* const sets[kNumSignalSets] = {"even", "odd", "replay even", "replay odd"};
-    for (int r = 0; r < world_; ++r) {
-      std::string const of = " of " + rank(r);
-      for (int p = 0; p < 2; ++p) regions_[r][p] = add_buffer("call in region " + std::to_string(p) + of);
-      if (any_ag_) x_[r] = add_buffer("call in x" + of);
-      if (any_ag_) machine_.initial[x_[r].call] = machine_.initial[x_[r].cells] = 1;
-      if (any_rs) send_[r] = add_buffer("call in the send buffer" + of);
-      if (any_counted) epoch_[r] = machine_.add("epoch word" + of);
-      if (residency()) resident_[r] = machine_.add("GEMM on the SMs" + of);
-      for (int q = 0; q < world_; ++q) {
-        if (q == r) continue;
-        std::string const from = "[" + rank(q) + "]";
-        if (any_counted) begun_[r][q] = machine_.add("begun" + from + of);
-        for (int p = 0; p < max_pieces_; ++p) {
-          std::string const piece = from + "[piece " + std::to_string(p) + "]";
-          for (int k = 0; k < kNumSignalSets; ++k) {
-            if (used[k]) arrived_[k][r][q][p] = machine_.add("arrived[" + std::string(sets[k]) + "]" + piece + of);
-          }
-          if (!any_rs) continue;
-          tiles_done_[r][q][p] = machine_.add("tiles_done" + piece + of);
-          machine_.at_the_end.push_back({tiles_done_[r][q][p], 0});
-        }
-      }
-    }
-  }
-
-  Effect raise(Context const& c, Var word) const {
-    return c.call.device_counted ? Effect{Effect::kRaiseFrom, word, epoch_[c.rank], 0, 0} : raise_to(word, c.epoch);
-  }
-
-  void add_step(std::vector<Step>& steps, Context const& c, std::string const& text, std::vector<Guard> guards,
-                std::vector<Effect> effects) {
-    bool const split = s_.split_waits && !guards.empty() && !effects.empty();
-    if (split) steps.push_back({c.text + "waits to " + text, std::move(guards), {}});
-    steps.push_back({c.text + text, split ? std::vector<Guard>{} : std::move(guards), std::move(effects)});
-    if (steps.size() > 255) throw std::length_error("an actor of the model has more than 255 steps");
-  }
-
-  // ---- one call of one rank
-
-  void add_call(Call const& call, int r, int tag, int epoch, int region, int last) {
-    Pieces const pieces = make_pieces(call.tiles, std::max(call.pieces, 1), 1);
-    Context c{call, r, tag, epoch, region, last, set_of(call, epoch), pieces, {}};
-    char const* const names[] = {" (ag_gemm", " (gemm_rs", " (direct gemm_rs"};
-    c.text = "call " + std::to_string(tag) + names[static_cast<int>(call.op)] +
-             (call.device_counted ? ", device epoch " : ", epoch ") + std::to_string(epoch) + "): ";
-    if (c.pieces.count() != std::max(call.pieces, 1)) throw std::length_error("a piece without tiles");
-
-    if (call.device_counted) begin(c);
-    std::vector<Guard> fork =
-        begun_by(c, push_waits(c) ? peers(c) : std::vector<int>{});  // of the first step of `push`
-    if (s_.change != Change::kPushTooEarly) fork.push_back(at_least(pc_gemm(r), gemm(r).size()));
-    if (residency()) add_step(gemm(r), c, "start the GEMM", {}, {set(resident_[r], 1)});
-    if (residency() && call.device_counted) {
-      add_step(push(r), c, "start the wait kernel", {fork.back(), at_most(resident_[r], 0)}, {});
-    }
-
-    if (call.pieces > 0) {
-      if (call.op == Op::kAgGemm) {
-        push_shard(c, fork);
-        gemm_of_shards(c);
-      } else if (call.op == Op::kGemmRsDirect) {
-        send_partials_directly(c);
-        gemm_of_own_chunk(c);
-      } else {
-        gemm_of_partials(c);
-        push_partials(c, fork);
-        gemm_of_own_chunk(c);
-      }
-    }
-    finish(c);
-  }
-
-  std::vector<int> peers(Context const& c) const {
-    std::vector<int> all;
-    for (int s = 0; s < world_ - 1; ++s) all.push_back(ag_push_peer(c.rank, world_, s));
-    return all;
-  }
-
-  // The wait of rule 10 for the peers, as guards.
-  std::vector<Guard> begun_by(Context const& c, std::vector<int> const& peers) const {
-    int value = c.last + 1;  // 0: no wait
-    if (s_.change == Change::kWaitForLast) value = c.last;
-    if (s_.change == Change::kOneLastUse) value = c.epoch;
-    if (s_.change == Change::kLastUseUpdatedFirst) value = c.epoch + 1;
-    if (s_.change == Change::kNoBegunWait || (s_.change == Change::kNoFirstWait && c.last == 0)) value = 0;
-    std::vector<Guard> guards;
-    if (!c.call.device_counted || value == 0) return guards;
-    for (int q : peers) guards.push_back(at_least(begun_[c.rank][q], value));
-    return guards;
-  }
-
-  // Rules 9 and 10.
-  void begin(Context const& c) {
-    auto& steps = gemm(c.rank);
-    bool const early = s_.change == Change::kBegunBeforeLastTile;
-    std::vector<Step> tell = {{c.text + "begin", {}, {{Effect::kIncrement, epoch_[c.rank], 0, 0, 0}}}};
-    for (int q : peers(c)) {
-      Var const word = begun_[q][c.rank];
-      Effect const begun = early ? raise_to(word, c.epoch) : raise(c, word);
-      if (s_.split_waits || early || s_.change == Change::kPeersInTurn) {
-        tell.push_back({c.text + "tell " + rank(q), {}, {begun}});
-      } else {
-        tell.back().effects.push_back(begun);
-      }
-      if (s_.change == Change::kPeersInTurn) tell.push_back({c.text + "wait for " + rank(q), begun_by(c, {q}), {}});
-    }
-    if (s_.change == Change::kWaitBeforeAnnouncing) wait_for_peers(c);
-    if (early && c.tag > 1) {  // but not the count: the pushes of the call before still need it
-      steps.insert(steps.begin() + last_read_[c.rank], tell.begin() + 1, tell.end());
-      tell.resize(1);
-    }
-    auto const at = s_.change == Change::kBeginBeforeJoin && c.tag > 1 ? steps.begin() + join_[c.rank] : steps.end();
-    steps.insert(at, tell.begin(), tell.end());
-    auto const& before = previous_[c.rank];
-    if (s_.change == Change::kReadAfterBegun && before && before->call.op == Op::kAgGemm) gemm_of_shards(*before);
-    bool const elsewhere = s_.change == Change::kWaitPerPeer || s_.change == Change::kPeersInTurn ||
-                           s_.change == Change::kWaitBeforeAnnouncing || push_waits(c);
-    if (!elsewhere) wait_for_peers(c);
-  }
-
-  bool push_waits(Context const& c) const {
-    return c.call.op != Op::kGemmRsDirect && (s_.change == Change::kWaitOnSideStream || residency());
-  }
-
-  void wait_for_peers(Context const& c) {
-    std::vector<Guard> guards = begun_by(c, peers(c));
-    std::vector<Effect> checks;
-    if (s_.change == Change::kCheckForWait && c.epoch > 1 && c.last <= c.epoch - 2) {
-      for (Guard const& g : guards) checks.push_back({Effect::kReached, g.var, 0, g.value, 0});
+void Builder::push_shard(Context const& c, std::vector<Guard> guards) {
+  for (int peer : peers(c)) {
+    add_wait_per_peer(c, peer, guards);
+    for (int p = 0; p < c.call.pieces; ++p) {
+      std::vector<Effect> effects;
+      if (s_.change != Change::kPushTooEarly) effects.push_back(on(Effect::kExpect, x_[c.rank], c.tag, 1));
+      send_piece(c, peer, p, c.rank * max_pieces_ + p, std::move(guards), std::move(effects));
       guards.clear();
     }
-    add_step(gemm(c.rank), c, "wait until all peers have finished the last call in this region", guards, checks);
   }
+}
 
-  // The end of a call. After its last step the buffer of x belongs to the next call.
-  void finish(Context const& c) {
-    int const r = c.rank;
-    std::vector<Effect> last;
-    if (any_ag_) last.push_back(on(Effect::kStore, x_[r], c.tag + 1, 1));
-    if (residency()) add_step(gemm(r), c, "leave the SMs", {}, {set(resident_[r], 0)});
-    std::vector<Guard> join;
-    if (s_.change != Change::kNoJoin) join.push_back(at_least(pc_push(r), push(r).size()));
-    join_[r] = static_cast<int>(gemm(r).size());
-    add_step(gemm(r), c, "join", join, last);
-    previous_[r] = c;
+void Builder::gemm_of_shards(Context const& c) {
+  for (int s = 0; s < world_; ++s) {
+    int const source = ag_chunk(c.rank, world_, s);
+    if (source == c.rank) continue;  // read from x: nothing that a peer could touch
+    for (int t = 0; t < c.call.tiles; ++t) read_cell(c, source, t, source * max_pieces_ + c.pieces.piece_of(t));
   }
+}
 
-  void add_wait_per_peer(Context const& c, int peer, std::vector<Guard>& guards) const {
-    if (s_.change != Change::kWaitPerPeer) return;
-    for (Guard const& g : begun_by(c, {peer})) guards.push_back(g);
-  }
+// ---- gemm_rs
 
-  // ---- ag_gemm
+int Builder::send_bit(Context const& c, int dest, int tile) const {
+  return 1 << (rs_slot(c.rank, world_, dest) * max_tiles_ + tile);
+}
 
-  void push_shard(Context const& c, std::vector<Guard> guards) {
-    for (int peer : peers(c)) {
-      add_wait_per_peer(c, peer, guards);
-      for (int p = 0; p < c.call.pieces; ++p) {
-        std::vector<Effect> effects;
-        if (s_.change != Change::kPushTooEarly) effects.push_back(on(Effect::kExpect, x_[c.rank], c.tag, 1));
-        send_piece(c, peer, p, c.rank * max_pieces_ + p, std::move(guards), std::move(effects));
-        guards.clear();
-      }
-    }
-  }
-
-  void gemm_of_shards(Context const& c) {
-    for (int s = 0; s < world_; ++s) {
-      int const source = ag_chunk(c.rank, world_, s);
-      if (source == c.rank) continue;  // read from x: nothing that a peer could touch
-      for (int t = 0; t < c.call.tiles; ++t) read_cell(c, source, t, source * max_pieces_ + c.pieces.piece_of(t));
-    }
-  }
-
-  // ---- gemm_rs
-
-  int send_bit(Context const& c, int dest, int tile) const {
-    return 1 << (rs_slot(c.rank, world_, dest) * max_tiles_ + tile);
-  }
-
-  void gemm_of_partials(Context const& c) {
-    for (int s = 0; s < world_ - 1; ++s) {
-      int const dest = rs_chunk(c.rank, world_, s);
-      for (int t = 0; t < c.call.tiles; ++t) {
-        std::string const tile = "tile " + std::to_string(t) + " for " + rank(dest);
-        Effect const store = on(Effect::kStore, send_[c.rank], c.tag, send_bit(c, dest, t));
-        Effect const count{Effect::kIncrement, tiles_done_[c.rank][dest][c.pieces.piece_of(t)], 0, 0, 0};
-        bool const wrong = s_.change == Change::kCountFirst;
-        if (wrong) add_step(gemm(c.rank), c, "count " + tile, {}, {count});
-        add_step(gemm(c.rank), c, "write " + tile + " to the send buffer", {}, {store});
-        if (!wrong) add_step(gemm(c.rank), c, "count " + tile, {}, {count});
-      }
-    }
-  }
-
-  void push_partials(Context const& c, std::vector<Guard> guards) {
-    for (int s = 0; s < world_ - 1; ++s) {
-      int const dest = rs_chunk(c.rank, world_, s);
-      add_wait_per_peer(c, dest, guards);
-      for (int p = 0; p < c.call.pieces; ++p) {
-        Var const count = tiles_done_[c.rank][dest][p];
-        if (residency() && c.call.device_counted) {
-          add_step(push(c.rank), c, "start the kernel that waits for a count", {at_most(resident_[c.rank], 0)}, {});
-        }
-        guards.push_back(at_least(count, c.pieces.size(p) - (s_.change == Change::kTooFewTiles ? 1 : 0)));
-        int bits = 0;
-        for (int t = c.pieces.begin(p); t < c.pieces.begin(p) + c.pieces.size(p); ++t) bits |= send_bit(c, dest, t);
-        send_piece(c, dest, p, rs_slot(dest, world_, c.rank) * max_pieces_ + p, std::move(guards),
-                   {on(Effect::kExpect, send_[c.rank], c.tag, bits)});
-        guards.clear();
-        if (s_.change == Change::kNoReset) continue;
-        std::string const piece = "piece " + std::to_string(p) + " for " + rank(dest);
-        add_step(push(c.rank), c, "reset the count of " + piece, {}, {set(count, 0)});
-      }
-    }
-  }
-
-  void send_partials_directly(Context const& c) {
-    for (int s = 0; s < world_ - 1; ++s) {
-      int const dest = rs_chunk(c.rank, world_, s);
-      for (int t = 0; t < c.call.tiles; ++t) {
-        int const cell = rs_slot(dest, world_, c.rank) * max_tiles_ + t, piece = c.pieces.piece_of(t);
-        bool const last = t + 1 == c.pieces.begin(piece) + c.pieces.size(piece);
-        std::vector<Guard> guards;
-        if (t == 0) add_wait_per_peer(c, dest, guards);
-        std::vector<Step> steps = {{c.text + "write tile " + std::to_string(t) + " to region " +
-                                        std::to_string(c.region) + " of " + rank(dest),
-                                    std::move(guards),
-                                    {on(Effect::kStore, regions_[dest][c.region], c.tag, 1 << cell)}}};
-        if (last) steps.push_back(signal_step(c, dest, piece));
-        if (s_.change == Change::kSignalFirst) std::reverse(steps.begin(), steps.end());
-        gemm(c.rank).insert(gemm(c.rank).end(), steps.begin(), steps.end());
-      }
-    }
-  }
-
-  void gemm_of_own_chunk(Context const& c) {
+void Builder::gemm_of_partials(Context const& c) {
+  for (int s = 0; s < world_ - 1; ++s) {
+    int const dest = rs_chunk(c.rank, world_, s);
     for (int t = 0; t < c.call.tiles; ++t) {
-      for (int source = 0; source < world_; ++source) {
-        if (source == c.rank) continue;
-        int const slot = rs_slot(c.rank, world_, source);
-        bool const direct = c.call.op == Op::kGemmRsDirect;  // a cell is a tile; else it is a piece
-        read_cell(c, source, t, direct ? slot * max_tiles_ + t : slot * max_pieces_ + c.pieces.piece_of(t));
+      std::string const tile = "tile " + std::to_string(t) + " for " + rank(dest);
+      Effect const store = on(Effect::kStore, send_[c.rank], c.tag, send_bit(c, dest, t));
+      Effect const count{Effect::kIncrement, tiles_done_[c.rank][dest][c.pieces.piece_of(t)], 0, 0, 0};
+      bool const wrong = s_.change == Change::kCountFirst;
+      if (wrong) add_step(gemm(c.rank), c, "count " + tile, {}, {count});
+      add_step(gemm(c.rank), c, "write " + tile + " to the send buffer", {}, {store});
+      if (!wrong) add_step(gemm(c.rank), c, "count " + tile, {}, {count});
+    }
+  }
+}
+
+void Builder::push_partials(Context const& c, std::vector<Guard> guards) {
+  for (int s = 0; s < world_ - 1; ++s) {
+    int const dest = rs_chunk(c.rank, world_, s);
+    add_wait_per_peer(c, dest, guards);
+    for (int p = 0; p < c.call.pieces; ++p) {
+      Var const count = tiles_done_[c.rank][dest][p];
+      if (residency() && c.call.device_counted) {
+        add_step(push(c.rank), c, "start the kernel that waits for a count", {at_most(resident_[c.rank], 0)}, {});
       }
+      guards.push_back(at_least(count, c.pieces.size(p) - (s_.change == Change::kTooFewTiles ? 1 : 0)));
+      int bits = 0;
+      for (int t = c.pieces.begin(p); t < c.pieces.begin(p) + c.pieces.size(p); ++t) bits |= send_bit(c, dest, t);
+      send_piece(c, dest, p, rs_slot(dest, world_, c.rank) * max_pieces_ + p, std::move(guards),
+                 {on(Effect::kExpect, send_[c.rank], c.tag, bits)});
+      guards.clear();
+      if (s_.change == Change::kNoReset) continue;
+      std::string const piece = "piece " + std::to_string(p) + " for " + rank(dest);
+      add_step(push(c.rank), c, "reset the count of " + piece, {}, {set(count, 0)});
     }
   }
+}
 
-  // ---- both
+void Builder::send_partials_directly(Context const& c) {
+  for (int s = 0; s < world_ - 1; ++s) {
+    int const dest = rs_chunk(c.rank, world_, s);
+    for (int t = 0; t < c.call.tiles; ++t) {
+      int const cell = rs_slot(dest, world_, c.rank) * max_tiles_ + t, piece = c.pieces.piece_of(t);
+      bool const last = t + 1 == c.pieces.begin(piece) + c.pieces.size(piece);
+      std::vector<Guard> guards;
+      if (t == 0) add_wait_per_peer(c, dest, guards);
+      write_directly(c, dest, "tile " + std::to_string(t), cell, last ? piece : -1, std::move(guards));
+    }
+  }
+}
 
-  // Copies a piece to cell `cell` of the peer's region, then raises its signal. `effects` check what is copied.
-  void send_piece(Context const& c, int peer, int piece, int cell, std::vector<Guard> guards,
-                  std::vector<Effect> effects) {
-    auto& steps = push(c.rank);
-    std::string const what = "piece " + std::to_string(piece) + " ";
-    Step const signal = signal_step(c, peer, piece);
-    if (s_.change == Change::kSignalFirst) {
-      steps.push_back(signal);
-      steps.back().guards = std::move(guards);
+void Builder::gemm_of_own_chunk(Context const& c) {
+  for (int t = 0; t < c.call.tiles; ++t) {
+    for (int source = 0; source < world_; ++source) {
+      if (source == c.rank) continue;
+      int const slot = rs_slot(c.rank, world_, source);
+      bool const direct = c.call.op == Op::kGemmRsDirect;  // a cell is a tile; else it is a piece
+      read_cell(c, source, t, direct ? slot * max_tiles_ + t : slot * max_pieces_ + c.pieces.piece_of(t));
+    }
+  }
+}
+
+// ---- gemm_ar. A chunk is one tile, that is one cell.
+
+// Cells of a region: the partials of the own chunks, by slot of the source, then the results, by owner.
+int Builder::partial_cell(Context const& c, int owner, int source, int section) const {
+  return rs_slot(owner, world_, source) * c.call.pieces + section;
+}
+int Builder::result_cell(Context const& c, int owner, int section) const {
+  return (world_ - 1 + owner) * c.call.pieces + section;
+}
+
+void Builder::reduce_own_chunks(Context const& c) {
+  ArSchedule const schedule = make_ar_schedule(int64_t{world_} * c.call.pieces, world_, c.call.pieces, 1);
+  for (int step = 0; step < schedule.num_chunks(); ++step) {
+    auto const [section, owner] = schedule.chunk_at(c.rank, step);
+    std::string const of = " of section " + std::to_string(section);
+    if (owner != c.rank) {
+      std::vector<Guard> guards;
+      if (section == 0) add_wait_per_peer(c, owner, guards);
+      write_directly(c, owner, "the partial" + of, partial_cell(c, owner, c.rank, section),
+                     schedule.partial_piece(section), std::move(guards));
+      continue;
+    }
+    for (int source : peers(c)) {
+      read_piece(gemm(c.rank), c, source, schedule.partial_piece(section), partial_cell(c, c.rank, source, section),
+                 "for the own chunk" + of, {});
+    }
+    for (int peer : peers(c)) {
+      write_directly(c, peer, "the result" + of, result_cell(c, c.rank, section), schedule.result_piece(section), {});
+    }
+  }
+}
+
+void Builder::receive_results(Context const& c, std::vector<Guard> guards) {
+  ArSchedule const schedule = make_ar_schedule(int64_t{world_} * c.call.pieces, world_, c.call.pieces, 1);
+  for (int section = 0; section < schedule.sections; ++section) {
+    for (int owner : peers(c)) {
+      read_piece(push(c.rank), c, owner, schedule.result_piece(section), result_cell(c, owner, section),
+                 "for the result of section " + std::to_string(section), std::move(guards));
       guards.clear();
     }
-    if (s_.split_waits) {
-      add_step(steps, c, "read " + what + "for " + rank(peer), std::move(guards), std::move(effects));
-      guards.clear();
-      effects.clear();
+  }
+}
+
+// Every rank has a copy of all partials, its own among them.
+void Builder::send_partials_to_all(Context const& c) {
+  for (int p = 0; p < c.call.pieces; ++p) {
+    int const cell = c.rank * max_pieces_ + p;
+    for (int peer : peers(c)) {
+      std::vector<Guard> guards;
+      if (p == 0) add_wait_per_peer(c, peer, guards);
+      write_directly(c, peer, "piece " + std::to_string(p), cell, p, std::move(guards));
     }
-    effects.push_back(on(Effect::kStore, regions_[peer][c.region], c.tag, 1 << cell));
-    add_step(steps, c, "copy " + what + "to region " + std::to_string(c.region) + " of " + rank(peer),
-             std::move(guards), std::move(effects));
-    if (s_.change != Change::kSignalFirst) steps.push_back(signal);
+    write_directly(c, c.rank, "piece " + std::to_string(p), cell, -1, {});
   }
+}
 
-  Step signal_step(Context const& c, int peer, int piece) {
-    return {c.text + "signal piece " + std::to_string(piece) + " to " + rank(peer),
-            {},
-            {raise(c, arrived_[static_cast<int>(c.set)][peer][c.rank][piece])}};
+void Builder::reduce_everything(Context const& c) {
+  for (int p = 0; p < c.call.pieces; ++p) {
+    for (int source : peers(c)) {
+      read_piece(gemm(c.rank), c, source, p, source * max_pieces_ + p, "for its sum", {});
+    }
+    add_step(gemm(c.rank), c, "read the own piece " + std::to_string(p), {},
+             {on(Effect::kExpect, regions_[c.rank][c.region], c.tag, 1 << (c.rank * max_pieces_ + p))});
   }
+}
 
-  // Tile `tile` waits for its piece of `source` and reads it from cell `cell` of the region.
-  void read_cell(Context const& c, int source, int tile, int cell) {
-    int const piece = c.pieces.piece_of(tile);
-    last_read_[c.rank] = static_cast<int>(gemm(c.rank).size());
-    add_step(gemm(c.rank), c,
-             "read piece " + std::to_string(piece) + " of " + rank(source) + " from region " +
-                 std::to_string(c.region) + ", for tile " + std::to_string(tile),
-             {at_least(arrived_[static_cast<int>(c.set)][c.rank][source][piece], c.epoch)},
-             {on(Effect::kExpect, regions_[c.rank][c.region], c.tag, 1 << cell),
-              {Effect::kEquals, arrived_[static_cast<int>(c.set)][c.rank][source][piece], 0,
-               static_cast<uint8_t>(c.epoch), 0}});
+// ---- all
+
+// `gemm` writes a cell of the region of `dest`, then raises the signal of `piece`, if it has one.
+void Builder::write_directly(Context const& c, int dest, std::string const& what, int cell, int piece,
+                             std::vector<Guard> guards) {
+  std::vector<Step> steps = {{c.text + "write " + what + " to region " + std::to_string(c.region) + " of " + rank(dest),
+                              std::move(guards),
+                              {on(Effect::kStore, regions_[dest][c.region], c.tag, 1 << cell)}}};
+  if (piece >= 0) steps.push_back(signal_step(c, dest, piece));
+  if (s_.change == Change::kSignalFirst) std::reverse(steps.begin(), steps.end());
+  gemm(c.rank).insert(gemm(c.rank).end(), steps.begin(), steps.end());
+}
+
+// Copies a piece to cell `cell` of the peer's region, then raises its signal. `effects` check what is copied.
+void Builder::send_piece(Context const& c, int peer, int piece, int cell, std::vector<Guard> guards,
+                         std::vector<Effect> effects) {
+  auto& steps = push(c.rank);
+  std::string const what = "piece " + std::to_string(piece) + " ";
+  Step const signal = signal_step(c, peer, piece);
+  if (s_.change == Change::kSignalFirst) {
+    steps.push_back(signal);
+    steps.back().guards = std::move(guards);
+    guards.clear();
   }
+  if (s_.split_waits) {
+    add_step(steps, c, "read " + what + "for " + rank(peer), std::move(guards), std::move(effects));
+    guards.clear();
+    effects.clear();
+  }
+  effects.push_back(on(Effect::kStore, regions_[peer][c.region], c.tag, 1 << cell));
+  add_step(steps, c, "copy " + what + "to region " + std::to_string(c.region) + " of " + rank(peer), std::move(guards),
+           std::move(effects));
+  if (s_.change != Change::kSignalFirst) steps.push_back(signal);
+}
 
-  Scenario const& s_;
-  int const world_;
-  int max_pieces_ = 1, max_tiles_ = 1;
-  bool any_ag_ = false;
-  Machine machine_;
-  Buffer regions_[kMaxRanks][2] = {}, x_[kMaxRanks] = {}, send_[kMaxRanks] = {};
-  Var arrived_[kNumSignalSets][kMaxRanks][kMaxRanks][kMaxModelPieces] = {};  // [set][owner][source][piece]
-  Var begun_[kMaxRanks][kMaxRanks] = {};                                     // [owner][source]
-  Var tiles_done_[kMaxRanks][kMaxRanks][kMaxModelPieces] = {};               // [owner][destination][piece]
-  Var epoch_[kMaxRanks] = {}, resident_[kMaxRanks] = {};
-  std::optional<Context> previous_[kMaxRanks];            // the call before
-  int last_read_[kMaxRanks] = {}, join_[kMaxRanks] = {};  // steps of `gemm` in it
-};
+Step Builder::signal_step(Context const& c, int peer, int piece) {
+  return {c.text + "signal piece " + std::to_string(piece) + " to " + rank(peer),
+          {},
+          {raise(c, arrived_[static_cast<int>(c.set)][peer][c.rank][piece])}};
+}
 
-}  // namespace
+// Tile `tile` waits for its piece of `source` and reads it from cell `cell` of the region.
+void Builder::read_cell(Context const& c, int source, int tile, int cell) {
+  read_piece(gemm(c.rank), c, source, c.pieces.piece_of(tile), cell, "for tile " + std::to_string(tile), {});
+}
+
+void Builder::read_piece(std::vector<Step>& steps, Context const& c, int source, int piece, int cell,
+                         std::string const& purpose, std::vector<Guard> guards) {
+  if (&steps == &gemm(c.rank)) last_read_[c.rank] = static_cast<int>(steps.size());
+  Var const word = arrived_[static_cast<int>(c.set)][c.rank][source][piece];
+  guards.push_back(at_least(word, c.epoch));
+  add_step(steps, c,
+           "read piece " + std::to_string(piece) + " of " + rank(source) + " from region " + std::to_string(c.region) +
+               ", " + purpose,
+           std::move(guards),
+           {on(Effect::kExpect, regions_[c.rank][c.region], c.tag, 1 << cell),
+            {Effect::kEquals, word, 0, static_cast<uint8_t>(c.epoch), 0}});
+}
 
 Machine build_machine(Scenario const& scenario) { return Builder(scenario).build(); }
 

@@ -1,9 +1,10 @@
 #pragma once
-// The protocol of ag_gemm and gemm_rs as a machine for state_space.hpp: who may write what, when, and who waits for it.
+// The protocol of ag_gemm, gemm_rs and gemm_ar as a machine for state_space.hpp: who may write what, when, and who
+// waits for it.
 //
 // Each rank has two actors. `gemm` is the main stream: it computes the tiles. `push` is the side stream: it copies to
 // the peers. Each rank has two regions (parity 0 and 1) that peers write, one send buffer of its own, signal words that
-// peers write, and tile counters of its own. All calls of a group, of either op and any shape, share them.
+// peers write, and tile counters of its own. All calls of a group, of any op and any shape, share them.
 //
 // EAGER CALLS
 //
@@ -25,6 +26,11 @@
 //     The decomposed strategy makes the same calls: a tile is a library GEMM, the count is an event of the stream,
 //     which needs no reset, and the own chunk's one tile is the reduction. Its ag_gemm is 6 with any order of the
 //     pieces.
+//     gemm_ar (csrc/schedule/ar_schedule.hpp), two-shot: `gemm` writes each partial to its owner, then the signal;
+//     where it comes to an own chunk it reads the partials of every peer, writes the result to all peers, then the
+//     signal. `push` reads the results of the peers (it is the copy into y). A section has two pieces, one of either
+//     kind. One-shot: `gemm` writes each piece to all ranks, its own copy too, then the signals; then it reads all of
+//     them.
 //
 // DEVICE-COUNTED CALLS (a CUDA graph has its addresses baked in, and is replayed in any order and any number of times)
 //
@@ -91,13 +97,13 @@
 
 namespace flux::model {
 
-enum class Op { kAgGemm, kGemmRs, kGemmRsDirect };
+enum class Op { kAgGemm, kGemmRs, kGemmRsDirect, kGemmArTwoShot, kGemmArOneShot };
 
 struct Call {
   Op op = Op::kAgGemm;
   bool device_counted = false;
   int region = 0;  // of a device-counted call
-  int pieces = 1;  // of a chunk; 0: an empty call
+  int pieces = 1;  // of a chunk, or sections of a two-shot gemm_ar; 0: an empty call
   int tiles = 1;   // of a chunk; piece p holds the tiles that make_pieces gives it
 };
 

@@ -1,5 +1,5 @@
 // Tests of csrc/schedule, built by g++ alone with the undefined-behaviour sanitizer (a signed overflow ends the run).
-// Here the orders and the pieces; workspace_test.cpp has the layout.
+// Here the orders and the pieces; workspace_test.cpp has the layout, ar_schedule_test.cpp what is of gemm_ar.
 //
 //   schedule_test --list      names of the tests
 //   schedule_test NAME        run one; a failure prints where, what and the values, and exits with 1
@@ -308,6 +308,7 @@ int main(int argc, char** argv) {
   bool const list = argc == 2 && std::strcmp(argv[1], "--list") == 0;
   auto tests = flux::test::order_tests();
   for (auto const& test : flux::test::workspace_tests()) tests.push_back(test);
+  for (auto const& test : flux::test::ar_tests()) tests.push_back(test);
   for (auto const& test : tests) {
     if (list) std::printf("%s\n", test.name);
     if (argc == 2 && std::strcmp(argv[1], test.name) == 0) return test.run(), 0;

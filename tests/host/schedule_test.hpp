@@ -26,6 +26,7 @@ struct Test {
 };
 
 std::vector<Test> workspace_tests();  // workspace_test.cpp
+std::vector<Test> ar_tests();         // ar_schedule_test.cpp
 
 }  // namespace flux::test
 

@@ -28,13 +28,21 @@ TESTS = [
     "workspace_parts_are_disjoint_and_aligned",
     "ag_shards_are_disjoint_and_exact",
     "rs_tiles_are_disjoint_and_exact",
+    "ar_chunks_cover_the_rows_in_order",
+    "ar_steps_visit_every_chunk_once",
+    "ar_own_chunks_come_a_section_later",
+    "ar_order_matches_the_picture",
+    "ar_signals_are_distinct",
+    "ar_bound_of_the_staged_rows_holds_and_grows",
+    "ar_region_parts_are_disjoint",
 ]
 
 
 @pytest.fixture(scope="module")
 def schedule_test(build_program):
     flags = ["-O1", "-fsanitize=undefined,signed-integer-overflow", "-fno-sanitize-recover=all"]
-    return build_program("schedule_test", ["schedule_test.cpp", "workspace_test.cpp"], flags)
+    sources = ["schedule_test.cpp", "workspace_test.cpp", "ar_schedule_test.cpp"]
+    return build_program("schedule_test", sources, flags)
 
 
 @pytest.mark.parametrize("name", TESTS)

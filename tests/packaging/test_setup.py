@@ -146,17 +146,23 @@ def test_sdist_has_all_that_a_build_reads(tmp_path):
     assert not [name for name in files if name.endswith((".so", ".o", ".pyc"))]
 
 
-def test_tuned_choices_that_the_package_brings_are_installed(project):
+def test_data_of_the_package_is_installed(project):
+    """The tuned choices and the benchmark's shapes, from a build and in the source archive."""
     shutil.copy(ROOT / "MANIFEST.in", project)
-    caches = project / "flux_ops" / "tuner" / "caches"
-    caches.mkdir(parents=True)
-    (project / "flux_ops" / "tuner" / "__init__.py").touch()
-    (caches / "h100.json").write_text("{}")
-    for command, made in (("build_py", "build/**/flux_ops/tuner/caches/h100.json"), ("sdist", "dist/*.tar.gz")):
+    data = ("flux_ops/tuner/caches/h100.json", "flux_ops/bench/shapes.json")
+    for file in data:
+        (project / file).parent.mkdir(parents=True)
+        (project / file).write_text("{}")
+    for package in ("tuner", "bench"):
+        (project / "flux_ops" / package / "__init__.py").touch()
+    for command in ("build_py", "sdist"):
         done = subprocess.run(
             [sys.executable, "setup.py", "--quiet", command], cwd=project, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
-        (path,) = project.glob(made)
-    with tarfile.open(path) as tar:
-        assert [name for name in tar.getnames() if name.endswith("flux_ops/tuner/caches/h100.json")]
+    (archive,) = project.glob("dist/*.tar.gz")
+    with tarfile.open(archive) as tar:
+        archived = tar.getnames()
+    for file in data:
+        assert list(project.glob(f"build/**/{file}")), file
+        assert [name for name in archived if name.endswith(file)], file

@@ -6,8 +6,8 @@ import torch.distributed as dist
 
 import flux_ops
 
-OPS = (flux_ops.ag_gemm, flux_ops.gemm_rs)
-ops = pytest.mark.parametrize("op", OPS, ids=("ag_gemm", "gemm_rs"))
+OPS = (flux_ops.ag_gemm, flux_ops.gemm_rs, flux_ops.gemm_ar)
+ops = pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def test_groups(op):
     dist.destroy_process_group(gone)
     refused(op, ValueError, "destroyed", args=(x, w), group=gone)
     with pytest.raises(ValueError, match="no process group 'nowhere'"):
-        torch.ops.flux.gemm_rs(x, w, None, "nowhere", "auto")
+        getattr(torch.ops.flux, op.__name__)(x, w, None, "nowhere", *[False] * (op is flux_ops.ag_gemm), "auto")
 
 
 def test_prepare():

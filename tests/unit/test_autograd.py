@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import flux_ops
 
-OPS = (flux_ops.ag_gemm, flux_ops.gemm_rs)
-over_ops = pytest.mark.parametrize("op", OPS, ids=("ag_gemm", "gemm_rs"))
+OPS = (flux_ops.ag_gemm, flux_ops.gemm_rs, flux_ops.gemm_ar)
+over_ops = pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
 
 
 def leaves(wanted=(1, 1, 1), dtype=torch.float64):

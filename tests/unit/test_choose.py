@@ -49,7 +49,7 @@ def test_nothing_to_communicate_comes_first(asked):
     assert (strategy, reason, refused) == ("local", "the group has one rank", False)
 
 
-@pytest.mark.parametrize("op, count", (("ag_gemm", 10), ("gemm_rs", 3)))
+@pytest.mark.parametrize("op, count", (("ag_gemm", 10), ("gemm_rs", 3), ("gemm_ar", 0)))
 def test_candidates_of_decomposed_are_named(op, count):
     names = extension.module.decomposed_candidates(op)
     assert len(set(names)) == len(names) == count

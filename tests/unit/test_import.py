@@ -28,10 +28,16 @@ with warnings.catch_warnings(record=True) as caught:
     for _ in range(2):
         torch.testing.assert_close(flux_ops.ag_gemm(x, w, b), want)
         torch.testing.assert_close(flux_ops.gemm_rs(x, w, b), want)
+        torch.testing.assert_close(flux_ops.gemm_ar(x, w, b), want)
 print("WARNINGS", len([w for w in caught if "falls back" in str(w.message)]))
 assert flux_ops.last_dispatch().strategy == "sequential", flux_ops.last_dispatch()
-flux_ops.gemm_rs(x, w).sum().backward()
-torch.testing.assert_close(x.grad, w.sum(0).expand(4, 8))
+counts = flux_ops.dispatch_counts(reset=True)
+assert counts == {(op, "sequential", "fell back"): 2 for op in ("ag_gemm", "gemm_rs", "gemm_ar")}, counts
+assert flux_ops.dispatch_counts() == {}
+for op in (flux_ops.ag_gemm, flux_ops.gemm_rs, flux_ops.gemm_ar):
+    x.grad = None
+    op(x, w).sum().backward()
+    torch.testing.assert_close(x.grad, w.sum(0).expand(4, 8))
 try:
     flux_ops.ag_gemm(x, w, strategy="fused")
 except NotImplementedError as error:

@@ -12,6 +12,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import flux_ops
 
+OPS = (flux_ops.ag_gemm, flux_ops.gemm_rs, flux_ops.gemm_ar)
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -24,21 +25,27 @@ def operands(shape=(6, 8), n=5, dtype=torch.float32, requires_grad=False, device
 @pytest.mark.parametrize("shape", ((6, 8), (4, 3, 8), (2, 3, 2, 8)))
 def test_one_rank_is_a_linear_layer(one_rank, dtype, shape):
     x, w, b = operands(shape, dtype=dtype)
+    why = ("local", "no communication")
+    flux_ops.dispatch_counts(reset=True)
     for bias, strategy in itertools.product((None, b), ("auto", "fused", "decomposed", "sequential")):
         y, gathered = flux_ops.ag_gemm(x, w, bias, return_gathered=True, strategy=strategy)
         assert torch.equal(y, F.linear(x, w, bias))
         assert torch.equal(gathered, x)
         assert gathered.data_ptr() != x.data_ptr()
-        assert torch.equal(flux_ops.gemm_rs(x, w, bias, strategy=strategy), F.linear(x, w, bias))
-    ran = flux_ops.last_dispatch()
-    assert (ran.op, ran.strategy, ran.world, ran.n, ran.k) == ("gemm_rs", "local", 1, 5, 8)
-    assert ran.reason
+        for op in (flux_ops.gemm_rs, flux_ops.gemm_ar):
+            assert torch.equal(op(x, w, bias, strategy=strategy), F.linear(x, w, bias))
+            ran = flux_ops.last_dispatch()
+            assert (ran.op, ran.strategy, ran.world, ran.n, ran.k) == (op.__name__, "local", 1, 5, 8)
+            assert ran.m == x.numel() // 8
+            assert ran.reason
+    counts = flux_ops.dispatch_counts(reset=True)
+    assert counts == dict.fromkeys(((op, *why) for op in ("ag_gemm", "gemm_rs", "gemm_ar")), 8)
 
 
 @pytest.mark.parametrize("m,n,k", ((0, 5, 8), (6, 0, 8), (6, 5, 0), (0, 0, 0)))
 def test_empty_products(one_rank, m, n, k):
     x, w, b = operands((m, k), n)
-    for op in (flux_ops.ag_gemm, flux_ops.gemm_rs):
+    for op in OPS:
         assert torch.equal(op(x, w), torch.zeros(m, n))
         assert torch.equal(op(x, w, b), b.expand(m, n))
 
@@ -53,12 +60,14 @@ def test_shapes_and_strides_without_data(one_rank, shape, transposed):
         *torch.ops.flux.ag_gemm(x, w, b, one_rank, True, "auto"),
         *torch.ops.flux.ag_gemm(x, w, b, one_rank, False, "auto"),
         torch.ops.flux.gemm_rs(x, w, b, one_rank, "auto"),
+        torch.ops.flux.gemm_ar(x, w, b, one_rank, "auto"),
     ]
     x, w, b = (t.to("meta") for t in (x, w, b))
     fake = [
         *torch.ops.flux.ag_gemm(x, w, b, one_rank, True, "auto"),
         *torch.ops.flux.ag_gemm(x, w, b, one_rank, False, "auto"),
         torch.ops.flux.gemm_rs(x, w, b, one_rank, "auto"),
+        torch.ops.flux.gemm_ar(x, w, b, one_rank, "auto"),
     ]
     for r, f in zip(real, fake, strict=True):
         assert (r.shape, r.stride(), r.dtype) == (f.shape, f.stride(), f.dtype)
@@ -71,15 +80,17 @@ def test_symbolic_sizes(one_rank):
         w = mode.from_tensor(torch.empty(5, 8))
         y, _ = torch.ops.flux.ag_gemm(x, w, None, one_rank, False, "auto")
         z = torch.ops.flux.gemm_rs(x, w, None, one_rank, "auto")
-    assert tuple(y.shape) == tuple(z.shape) == (6, 5)
+        a = torch.ops.flux.gemm_ar(x, w, None, one_rank, "auto")
+    assert tuple(y.shape) == tuple(z.shape) == tuple(a.shape) == (6, 5)
 
 
 def test_without_data_refuses_like_with(one_rank):
     x, w = torch.empty(6, 8, device="meta"), torch.empty(5, 7, device="meta")
-    with pytest.raises(ValueError, match="K is 7 in weight and 8 in x"):
-        torch.ops.flux.gemm_rs(x, w, None, one_rank, "auto")
-    with pytest.raises(ValueError, match="'warp'"):
-        torch.ops.flux.gemm_rs(x, w, None, one_rank, "warp")
+    for op in (torch.ops.flux.gemm_rs, torch.ops.flux.gemm_ar):
+        with pytest.raises(ValueError, match="K is 7 in weight and 8 in x"):
+            op(x, w, None, one_rank, "auto")
+        with pytest.raises(ValueError, match="'warp'"):
+            op(x, w, None, one_rank, "warp")
 
 
 @pytest.mark.parametrize("requires_grad", (False, True))
@@ -90,9 +101,10 @@ def test_opcheck(one_rank, requires_grad, with_bias):
     torch.library.opcheck(torch.ops.flux.ag_gemm.default, (x, w, b, one_rank, False, "auto"))
     torch.library.opcheck(torch.ops.flux.ag_gemm.default, (x, w, b, one_rank, True, "auto"))
     torch.library.opcheck(torch.ops.flux.gemm_rs.default, (x, w, b, one_rank, "auto"))
+    torch.library.opcheck(torch.ops.flux.gemm_ar.default, (x, w, b, one_rank, "auto"))
 
 
-@pytest.mark.parametrize("op", (flux_ops.ag_gemm, flux_ops.gemm_rs))
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("shape", ((6, 8), (4, 3, 8), (0, 8), (6, 0)))
 def test_gradients_are_those_of_a_linear_layer(one_rank, op, shape):
     ours = operands(shape, dtype=torch.float64, requires_grad=True)
@@ -116,7 +128,7 @@ def test_only_gradients_that_are_wanted(one_rank, wanted):
     tensors = operands()
     for t, wants in zip(tensors, wanted, strict=True):
         t.requires_grad_(bool(wants))
-    for op in (flux_ops.ag_gemm, flux_ops.gemm_rs):
+    for op in OPS:
         op(*tensors).sum().backward()
     assert [t.grad is not None for t in tensors] == [bool(w) for w in wanted]
 

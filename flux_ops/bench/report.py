@@ -17,14 +17,30 @@ import subprocess
 import torch
 
 import flux_ops
-from benchmarks.candidates import AUTO, FUSED, TORCH
+from flux_ops.bench.candidates import AUTO, FUSED, NOT_OURS, ONE_SHOT, RIVALS, TORCH, TWO_SHOT
 from flux_ops.tuner.measure import GEMM, SEQUENTIAL
 from flux_ops.tuner.tables import aligned
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+IS_CHECKOUT = (ROOT / "benchmarks" / "bench.py").exists()  # else the package is installed
 RESULTS = ROOT / "benchmarks" / "results"
 DASH = "-"
-TITLES = {"ag_gemm": "all-gather + GEMM", "gemm_rs": "GEMM + reduce-scatter"}
+TITLES = {
+    "ag_gemm": "all-gather + GEMM",
+    "gemm_rs": "GEMM + reduce-scatter",
+    "gemm_ar": "GEMM + all-reduce",
+}
+
+
+def folders(keep):
+    """Where results are written: $OUT, if it is set, and if they are to be kept the checkout or the current folder."""
+    kept = RESULTS if IS_CHECKOUT else pathlib.Path.cwd()
+    return [pathlib.Path(folder) for folder in (keep and kept, os.environ.get("OUT")) if folder]
+
+
+def _git(*arguments):
+    """Of the checkout; an installed package may lie in a repository of something else."""
+    return _output_of("git", *arguments) if IS_CHECKOUT else None
 
 
 def _output_of(*command):
@@ -64,8 +80,8 @@ def environment(place):
         or _version_of("nvidia-cublas-cu13")
         or _version_of("nvidia-cublas-cu12"),
         "flux_ops": flux_ops.__version__,
-        "commit": os.environ.get("FLUX_COMMIT") or _output_of("git", "rev-parse", "--short=12", "HEAD"),
-        "uncommitted": bool(_output_of("git", "status", "--porcelain", "csrc", "flux_ops", "benchmarks/*.py")),
+        "commit": os.environ.get("FLUX_COMMIT") or _git("rev-parse", "--short=12", "HEAD"),
+        "uncommitted": bool(_git("status", "--porcelain", "csrc", "flux_ops", "benchmarks/*.py")),
         "python": platform.python_version(),
         "variables": {name: os.environ[name] for name in watched if name in os.environ},
         "clocks_before": clocks() if on_gpu else None,
@@ -80,10 +96,10 @@ def efficiency(times, name):
     return 1 - (ours["median"] - gemm["median"]) / (sequential["median"] - gemm["median"])
 
 
-def write(document, name, folders):
+def write(document, name, into):
     """Write <name>.json to each of the folders; returns the paths."""
     paths = []
-    for folder in map(pathlib.Path, folders):
+    for folder in into:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{name}.json"
         scratch = path.with_suffix(".tmp")
@@ -99,13 +115,13 @@ def select(document, op, mode):
 
 def candidates_of(rows):
     """All candidates of these rows: the standing ones first, explored configurations after them."""
-    standing = [GEMM, SEQUENTIAL, TORCH, FUSED, AUTO]
+    standing = [*NOT_OURS, FUSED, AUTO]
     seen = {name for row in rows for name in (*row["times"], *row["notes"])}
     return [n for n in standing if n in seen] + sorted(seen.difference(standing))
 
 
 def ours_of(names):
-    return [n for n in names if n not in (GEMM, SEQUENTIAL, TORCH)]
+    return [n for n in names if n not in NOT_OURS]
 
 
 def mean(values):
@@ -153,7 +169,7 @@ def short_table(document):
     for op in TITLES:
         for mode in document["modes"]:
             rows = select(document, op, mode)
-            for name in [TORCH, *ours_of(candidates_of(rows))]:
+            for name in [TORCH, ONE_SHOT, TWO_SHOT, *ours_of(candidates_of(rows))]:
                 timed = [r for r in rows if name in r["times"] and SEQUENTIAL in r["times"]]
                 values = [e for r in timed if (e := efficiency(r["times"], name)) is not None]
                 ratios = {r["name"]: r["times"][SEQUENTIAL]["median"] / r["times"][name]["median"] for r in timed}
@@ -164,3 +180,32 @@ def short_table(document):
                 worst = number(min(values, default=None))
                 body.append([op, mode, str(len(ratios)), name, number(mean(values)), worst, speed, slower])
     return "\n".join(aligned(heads, body))
+
+
+def summary(document, lists=("mlp", "gpt3")):
+    """A line per op and mode: E of what the ops do by default, over the shapes of the lists."""
+    lines = []
+    for op in TITLES:
+        for mode in document["modes"]:
+            rows = [row for row in select(document, op, mode) if row["list"] in lists]
+            values = {row["name"]: efficiency(row["times"], default_of(row)) for row in rows}
+            values = {name: e for name, e in values.items() if e is not None}
+            if values:
+                worst = min(values, key=values.get)
+                wins = sum(_is_fastest(row) for row in rows if row["name"] in values)
+                lines.append(
+                    f"{op}, TP = {document['environment']['tp']}, {mode}: mean E {mean(values.values()):.2f}, "
+                    f"worst {values[worst]:.2f} ({worst}), the fastest on {wins} of {len(values)} shapes of "
+                    f"{' and '.join(lists)}"
+                )
+    return lines
+
+
+def _is_fastest(row):
+    rivals = [row["times"][name]["median"] for name in (SEQUENTIAL, *RIVALS[row["op"]]) if name in row["times"]]
+    return row["times"][default_of(row)]["median"] <= min(rivals)
+
+
+def default_of(row):
+    """What stands for the op's default: where `auto` runs what `fused` runs anyhow, only the latter is measured."""
+    return AUTO if AUTO in row["times"] else FUSED

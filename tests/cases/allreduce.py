@@ -1,0 +1,213 @@
+"""gemm_ar: every form on exact data, for any M, the same bits on every rank, beside the other ops."""
+
+import random
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from flux_ops import extension
+from tests.cases.base import BF16, FP16, OPS, Case, call, check, make, refused
+from tests.cases.dispatch import poisoned_workspace
+from tests.cases.faults import SLACK_S, call_and_sync, case_of, dead, expect_timeouts, late
+from tests.cases.numerics import accuracy, adds_in_rank_order, bias_alone, reduces_in_fp32, repeats_bitwise, specials
+from tests.cases.reuse import constant_lag
+from tests.harness.compare import Findings, first_difference
+from tests.harness.data import poison
+
+OP = "gemm_ar"
+FORMS = ("one-shot", "two-shot")
+FEW_ROWS = 64  # every form takes as many
+M = (0, 1, 2, 3, 5, 7, 8, 9, 16, 17, 64, 127, 128, 129, 257, 1000)
+NK = {"cpu": ((64, 64), (72, 40), (7, 3), (200, 136)), "cuda": ((256, 512), (72, 40), (1032, 2056), (8192, 1024))}
+
+
+def strategies(ctx, m=FEW_ROWS):
+    """ "fused" and every configuration that the backend offers for a product of M rows; none where it has none."""
+    core = extension.module
+    fused = [c for c in core.candidates(OP, ctx.device.type, ctx.world, m, 256, 256, "bfloat16", False) if ":" in c]
+    # With two ranks the tuner need not try it: it sends as much as the one-shot form, and takes longer.
+    two_shots = [c.replace("/one-shot", "/two-shot") for c in fused if ctx.is_cuda and c.endswith("/one-shot")]
+    fused = list(dict.fromkeys([*fused, *two_shots]))
+    return ["fused", *fused] if fused else []
+
+
+def takes_transposed(ctx, strategy):
+    """The CUDA kernels for few rows take no transposed weight, and "fused" alone may be one of them."""
+    return not ctx.is_cuda or strategy in ("auto", "sequential")
+
+
+def every_row_count(ctx):
+    """Few rows and many, even and uneven over the ranks, in an output that was NaN, in random order."""
+    findings = Findings()
+    rng = random.Random(11)
+    cells = [(m, n, k) for m in M for n, k in NK[ctx.device.type]]
+    rng.shuffle(cells)
+    for m, n, k in cells:
+        for strategy in (*strategies(ctx, max(m, 1)), "auto", "sequential"):
+            options = {
+                "dtype": rng.choice((BF16, FP16)),
+                "layout": rng.choice(("nk", "kn")) if takes_transposed(ctx, strategy) else "nk",
+                "bias": rng.random() < 0.5,
+            }
+            if strategy.startswith("fused") and ctx.is_cuda and (n % 8 or k % 8):
+                continue
+            case = Case(OP, m, n, k, seed=m + n, **options)
+            findings.add(f"{strategy} {case}", check(ctx, case, strategy=strategy))
+    return findings.finish()
+
+
+def same_bits(ctx):
+    """Random data, whose sums depend on the order of adds: all ranks get the same bits, one of them late."""
+    findings = Findings()
+    n, k = (2048, 1024) if ctx.is_cuda else (136, 264)
+    for m in (1, 3, 17, 64, 300):
+        for turn, strategy in enumerate((*strategies(ctx, m), "sequential")):
+            case = Case(OP, m, n, k, seed=m, data="random", bias=True)
+            operands = make(ctx, case)
+            poison(ctx.device, ((m, n), case.dtype))
+            if turn % ctx.world == ctx.rank:
+                ctx.stall(0.003)
+            y = call(operands, strategy=strategy)
+            everyone = [torch.empty_like(y) for _ in range(ctx.world)]
+            dist.all_gather(everyone, y)
+            for rank, other in enumerate(everyone):
+                findings.add(f"{strategy} {case}, rank {rank}", first_difference(other, y, rank=ctx.rank))
+    return findings.finish()
+
+
+def numbers(ctx):
+    for strategy in strategies(ctx):
+        bias_alone(ctx, OP, strategy)
+        reduces_in_fp32(ctx, strategy, OP)
+        adds_in_rank_order(ctx, strategy, OP)
+        repeats_bitwise(ctx, OP, strategy)
+
+
+def errors_against_fp64(ctx, dtype):
+    return accuracy(ctx, OP, dtype, (*strategies(ctx, 512 if ctx.is_cuda else 32), "sequential"))
+
+
+def poisoned(ctx):
+    """Each form on sizes that it takes; the last of the usual ones is for many rows."""
+    cells = poisoned_workspace(ctx, OP, strategies(ctx, 129), ((40, 72, 64), (129, 264, 136), (8, 24, 264)))
+    return cells + poisoned_workspace(ctx, OP, strategies(ctx, 4096))
+
+
+def always_late(ctx, laggard, slow_s):
+    return constant_lag(ctx, OP, laggard, 24, slow_s, strategies(ctx, 256))
+
+
+def special_rows(ctx, rows):
+    for strategy in strategies(ctx, rows):
+        specials(ctx, OP, rows, strategy)
+
+
+def mixed(ctx, rounds, slow_s):
+    """The three ops in turn on one workspace, every form of gemm_ar, M from 1 to many, a rotating rank late."""
+    rng = random.Random(12)
+    results = []
+    for turn in range(rounds):
+        op = OPS[turn % len(OPS)]
+        m = rng.choice(M[1:])
+        n, k = rng.choice(NK[ctx.device.type][-1:] if ctx.is_cuda else NK["cpu"])
+        case = Case(op, m if op == OP else max(m // ctx.world, 1), n, k, seed=turn)
+        strategy = rng.choice(strategies(ctx, m)) if op == OP else "fused"
+        operands = make(ctx, case)
+        slow = turn // 4 % ctx.world == ctx.rank
+        if slow and turn % 4 == 0:
+            ctx.stall(slow_s)
+        results.append((strategy, case, call(operands, strategy=strategy)))
+        if slow and turn % 4 == 2:
+            ctx.stall(slow_s)
+    findings = Findings()
+    for strategy, case, y in results:
+        want = make(ctx, case).expected().to(case.dtype)
+        findings.add(f"{strategy} {case}", first_difference(y, want, rank=ctx.rank, rows_per_chunk=case.rows))
+    return findings.finish()
+
+
+def in_form(ctx, form, case, *args):
+    """A case of a fault, in the first configuration of this form."""
+    (strategy, *_) = [name for name in strategies(ctx) if form in name]
+    case(ctx, OP, *args, strategy=strategy)
+
+
+def no_such_form(ctx):
+    """What gemm_ar can't run is refused by name; the next good call works."""
+    operands = make(ctx, Case(OP, 600, 72, 64))
+    for strategy, words in (
+        ("decomposed", ["gemm_ar", "decomposed"]),
+        ("fused:t64x64/p4", ["t64x64/p4", "two-shot/"]),
+        ("fused:two-shot/t64x64/s9", ["two-shot/t64x64/s9"]),
+        ("fused:three-shot/t64x64/s1", ["three-shot"]),
+        ("fused:one-shot/t64x64/p4", ["512", "600"]),
+    ):
+        kind, message = refused(ctx, lambda s=strategy: call(operands, strategy=s))
+        assert kind == "NotImplementedError", (kind, message)
+        assert all(word in message for word in words), message
+    assert check(ctx, Case(OP, 16, 72, 64, seed=1)) is None
+
+
+def unlike_forms(ctx, culprit):
+    """The culprit runs another form of a call that all have made before."""
+    operands = make(ctx, case_of(ctx, OP))
+    first, other = (next(name for name in strategies(ctx) if form in name) for form in FORMS)
+    for strategy in (first, other):
+        call(operands, strategy=strategy)
+    for _ in range(3):
+        call_and_sync(ctx, operands, other if ctx.rank == culprit else first)
+
+
+class AllReduceCases:
+    rounds = 600
+    slow_s = 0.004
+    timeout_s = 2
+
+    def test_every_row_count(self, ranks, record_property):
+        record_property("cells", ranks.run(every_row_count)[0])
+
+    def test_all_ranks_have_the_same_bits(self, ranks, record_property):
+        record_property("cells", ranks.run(same_bits)[0])
+
+    def test_numbers_of_every_form(self, ranks):
+        ranks.run(numbers)
+
+    @pytest.mark.parametrize("rows", (5, 6, 130))
+    def test_nan_and_inf_stay_in_their_rows(self, ranks, rows):
+        ranks.run(special_rows, rows)
+
+    @pytest.mark.parametrize("dtype", (BF16, FP16), ids=("bf16", "fp16"))
+    def test_error_against_fp64(self, ranks, dtype, record_property):
+        record_property("cells", ranks.run(errors_against_fp64, dtype)[0])
+
+    def test_poisoned_workspace(self, ranks, record_property):
+        record_property("cells", ranks.run(poisoned)[0])
+
+    def test_mixed_with_the_other_ops(self, ranks, record_property):
+        record_property("cells", ranks.run(mixed, self.rounds, self.slow_s)[0])
+
+    def test_one_rank_always_late(self, ranks, record_property):
+        record_property("cells", ranks.run(always_late, ranks.world - 1, self.slow_s)[0])
+
+    @pytest.mark.worlds(2, 3)
+    @pytest.mark.cpu_is_enough
+    def test_refusals_of_forms(self, ranks):
+        ranks.run(no_such_form)
+
+    @pytest.mark.parametrize("form", FORMS)
+    def test_a_peer_too_late_is_named(self, spawn, form):
+        ranks = spawn(2, {"FLUX_TIMEOUT": str(self.timeout_s)})
+        outcomes = ranks.outcomes(in_form, form, late, self.timeout_s + 2.5, 1)
+        expect_timeouts(outcomes, op=OP, culprit=1, seconds=self.timeout_s + SLACK_S, culprit_too=False)
+
+    @pytest.mark.parametrize("form", FORMS)
+    def test_a_dead_peer_is_named(self, spawn, form):
+        ranks = spawn(2, {"FLUX_TIMEOUT": str(self.timeout_s)})
+        outcomes = ranks.outcomes(in_form, form, dead, 1, "killed in a call")
+        expect_timeouts(outcomes, op=OP, culprit=1, seconds=self.timeout_s + SLACK_S, culprit_too=False)
+
+    def test_unlike_forms(self, spawn):
+        for outcome in spawn(2, {"FLUX_TIMEOUT": str(self.timeout_s)}).outcomes(unlike_forms, 1):
+            assert outcome.status == "error", outcome.describe()
+            assert outcome.seconds < self.timeout_s + SLACK_S, outcome.describe()

@@ -1,0 +1,5 @@
+from tests.cases.allreduce import AllReduceCases
+
+
+class TestAllReduce(AllReduceCases):
+    pass

@@ -1,0 +1,5 @@
+from tests.cases.allreduce import AllReduceCases
+
+
+class TestGpuAllReduce(AllReduceCases):
+    timeout_s = 4  # the first call loads kernels
