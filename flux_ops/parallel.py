@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, distribute_module
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
 from torch.distributed.tensor import parallel as torch_styles
 
 from flux_ops.hooks import warn_once
@@ -26,6 +26,8 @@ class _OverlappedLinear(nn.Linear):
     _group_name: str
 
     def forward(self, x):
+        if torch.is_autocast_enabled(x.device.type):  # the operators take their operands as they are
+            return self._style.run_plain(self, x, "autocast is on")
         return self._style.run(self, x)
 
 
@@ -47,6 +49,7 @@ class _Overlapped:
     """What both styles have in common; mixed into torch's style of the same name, which is the fallback."""
 
     strategy: str
+    _overlapped: tuple[type[Placement], ...]  # layouts that the operators bring about
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if isinstance(module, nn.Embedding):
@@ -65,33 +68,31 @@ class _Overlapped:
             return f"the module is a {type(module).__name__}, not an nn.Linear"
         if mesh.ndim != 1:
             return f"the mesh has {mesh.ndim} dimensions"
-        if not isinstance(layout[0], Shard):
-            return (
-                f"{layout[1]} is {layout[0]}, and only tokens that are sharded, Shard(dim), are moved by its operator"
-            )
+        if not isinstance(layout[0], self._overlapped):
+            allowed = " and ".join(kind.__name__ for kind in self._overlapped)
+            return f"{layout[1]} is {layout[0]!r}, and there is an operator for {allowed} alone"
         if features[0] % mesh.size():
             return f"{features[1]} = {features[0]} is not a multiple of the number of ranks, {mesh.size()}"
         return ""
 
-    def _moves(self, layout: Shard, x: torch.Tensor, size: int, world: int) -> bool:
-        """Whether the operator can gather or scatter this call's tokens, `size` over all ranks."""
-        reason = ""
+    def _why_not_call(self, layout: Shard, x: torch.Tensor, size: int, world: int) -> str:
+        """Why the operator can't gather or scatter this call's tokens, `size` over all ranks."""
         if layout.dim % x.ndim == x.ndim - 1:
-            reason = f"dimension {layout.dim} of {x.ndim} is not one of tokens"
-        elif size % world:
-            reason = f"{size} tokens are not a multiple of the number of ranks, {world}"
-        if reason and not torch.compiler.is_compiling():
-            warn_once(f"{type(self).__name__}: a call runs as torch's style does, without overlap: {reason}.")
-        return not reason
+            return f"dimension {layout.dim} of {x.ndim} is not one of tokens"
+        if size % world:
+            return f"{size} tokens are not a multiple of the number of ranks, {world}"
+        return ""
 
-    def _plain(self, linear: _OverlappedLinear, x):
+    def run_plain(self, linear: _OverlappedLinear, x, reason: str):
+        if not torch.compiler.is_compiling():
+            warn_once(f"{type(self).__name__}: a call runs as torch's style does, without overlap: {reason}.")
         x = self._prepare_input_fn(self.input_layouts, self.desired_input_layouts, linear, (x,), linear._mesh)
         return self._returned(linear, F.linear(x, linear.weight, linear.bias))
 
     def _returned(self, linear: _OverlappedLinear, y: DTensor):
         return self._prepare_output_fn(self.output_layouts, self.use_local_output, linear, y, linear._mesh)
 
-    def _wrapped(self, linear: _OverlappedLinear, y: torch.Tensor, layout: Shard):
+    def _wrapped(self, linear: _OverlappedLinear, y: torch.Tensor, layout: Placement):
         """y is this rank's part of a result in `layout`."""
         if self.use_local_output and self.output_layouts == (layout,):
             return y
@@ -108,14 +109,16 @@ class ColwiseParallel(_Overlapped, torch_styles.ColwiseParallel):
     ag_gemm gathers dimension 0. For another `dim` ([b, s, h], Shard(1)), it is moved to the front and back: a copy of
     this rank's x and one of y, where torch's style copies the gathered operand; none of them for b = 1.
 
-    Everything else falls back to torch's style, with one warning that says why: another layout of the input, a
-    subclass of nn.Linear, features that are not a multiple of TP; in a call, tokens that are not. An nn.Embedding
-    always has torch's.
+    Everything else falls back to torch's style, with one warning that says why: another layout of the input (where it
+    is replicated, there is nothing to gather), a subclass of nn.Linear, features that are not a multiple of TP; in a
+    call, tokens that are not, and autocast. An nn.Embedding always has torch's.
 
     Args:
         input_layouts, output_layouts, use_local_output: as torch.distributed.tensor.parallel.ColwiseParallel has them.
         strategy: as in flux_ops.ag_gemm.
     """
+
+    _overlapped = (Shard,)
 
     def __init__(self, *, input_layouts=None, output_layouts=None, use_local_output=True, strategy="auto"):
         super().__init__(input_layouts=input_layouts, output_layouts=output_layouts, use_local_output=use_local_output)
@@ -127,8 +130,8 @@ class ColwiseParallel(_Overlapped, torch_styles.ColwiseParallel):
     def run(self, linear: _OverlappedLinear, x):
         layout, world = self.input_layouts[0], linear._mesh.size()
         size = x.shape[layout.dim] if isinstance(x, DTensor) else x.shape[layout.dim] * world
-        if not self._moves(layout, x, size, world):
-            return self._plain(linear, x)
+        if reason := self._why_not_call(layout, x, size, world):
+            return self.run_plain(linear, x, reason)
         if isinstance(x, DTensor):
             x = x.redistribute(placements=self.input_layouts).to_local()
         bias = None if linear.bias is None else linear.bias.to_local()
@@ -138,10 +141,11 @@ class ColwiseParallel(_Overlapped, torch_styles.ColwiseParallel):
 
 
 class RowwiseParallel(_Overlapped, torch_styles.RowwiseParallel):
-    """torch's RowwiseParallel, with the reduce-scatter of its output overlapped: Y = reduce_scatter(X · Wᵀ) + b.
+    """torch's RowwiseParallel, with the reduction of its output overlapped: Y = reduce_scatter(X · Wᵀ) + b.
 
-    For nn.Linear with `output_layouts=Shard(dim)`: the sum over the ranks of x [..., M, ..., K/TP] · Wᵀ is scattered
-    along `dim` by gemm_rs. The weight [N, K/TP] is a DTensor, Shard(1), the bias [N] one that is replicated, as
+    For nn.Linear. With `output_layouts=Shard(dim)`, the sum over the ranks of x [..., M, ..., K/TP] · Wᵀ is scattered
+    along `dim` by gemm_rs; with `Replicate()`, the default, all ranks have it: Y = all_reduce(X · Wᵀ) + b, by gemm_ar.
+    The weight [N, K/TP] is a DTensor, Shard(1), the bias [N] one that is replicated, as
     those of torch's style; its gradient is summed over the ranks.
 
     gemm_rs scatters dimension 0. For another `dim`, it is moved to the front and back: a copy of this rank's x and one
@@ -151,8 +155,10 @@ class RowwiseParallel(_Overlapped, torch_styles.RowwiseParallel):
 
     Args:
         input_layouts, output_layouts, use_local_output: as torch.distributed.tensor.parallel.RowwiseParallel has them.
-        strategy: as in flux_ops.gemm_rs.
+        strategy: as in flux_ops.gemm_rs and flux_ops.gemm_ar.
     """
+
+    _overlapped = (Shard, Replicate)
 
     def __init__(self, *, input_layouts=None, output_layouts=None, use_local_output=True, strategy="auto"):
         super().__init__(input_layouts=input_layouts, output_layouts=output_layouts, use_local_output=use_local_output)
@@ -164,14 +170,20 @@ class RowwiseParallel(_Overlapped, torch_styles.RowwiseParallel):
 
     def run(self, linear: _OverlappedLinear, x):
         layout, world = self.output_layouts[0], linear._mesh.size()
-        if not self._moves(layout, x, self._tokens(x, layout, world), world):
-            return self._plain(linear, x)
+        scatters = isinstance(layout, Shard)
+        if scatters and (reason := self._why_not_call(layout, x, self._tokens(x, layout, world), world)):
+            return self.run_plain(linear, x, reason)
         if isinstance(x, DTensor) or self.input_layouts != self.desired_input_layouts:
             args = self.input_layouts, self.desired_input_layouts, linear, (x,), linear._mesh
             x = self._prepare_input_fn(*args).redistribute(placements=self.desired_input_layouts).to_local()
-        bias = None if linear.bias is None else _SumGrad.apply(linear.bias.to_local(), linear._group_name)
-        args = linear.weight.to_local(), bias, linear._group_name, self.strategy
-        y = torch.ops.flux.gemm_rs(x.movedim(layout.dim, 0), *args)
+        weight, bias = linear.weight.to_local(), None if linear.bias is None else linear.bias.to_local()
+        if not scatters:
+            y = torch.ops.flux.gemm_ar(x, weight, bias, linear._group_name, self.strategy)
+            return self._wrapped(linear, y, layout)
+        if bias is not None:
+            bias = _SumGrad.apply(bias, linear._group_name)
+        x = x.movedim(layout.dim, 0)
+        y = torch.ops.flux.gemm_rs(x, weight, bias, linear._group_name, self.strategy)
         return self._wrapped(linear, y.movedim(0, layout.dim).contiguous(), layout)
 
     def _tokens(self, x, layout: Shard, world: int) -> int:

@@ -2,7 +2,6 @@
 
 import pathlib
 
-import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph, Node
@@ -13,10 +12,6 @@ from flux_ops.inductor.report import Left, Replaced, Report
 from flux_ops.version import __version__
 
 
-def _has_gemm_ar() -> bool:
-    return hasattr(torch.ops.flux, "gemm_ar")
-
-
 class OverlapPass(CustomGraphPass):
     """Puts ag_gemm, gemm_rs and gemm_ar where a compiled graph has a collective next to a matrix product.
 
@@ -24,7 +19,7 @@ class OverlapPass(CustomGraphPass):
 
         all_gather(X) · Wᵀ        ->  ag_gemm(X, W)
         reduce_scatter(X · Wᵀ)    ->  gemm_rs(X, W)
-        all_reduce(X · Wᵀ)        ->  gemm_ar(X, W)     where this build has torch.ops.flux.gemm_ar
+        all_reduce(X · Wᵀ)        ->  gemm_ar(X, W)
 
     A pass of Inductor, for models whose tensor parallelism comes from DTensor (parallelize_module) or from
     torch.distributed's functional collectives::
@@ -67,13 +62,7 @@ class OverlapPass(CustomGraphPass):
     def uuid(self) -> tuple:
         """What a compiled graph depends on: Inductor's cache has it in its key."""
         sources = tuple(str(path) for path in sorted(pathlib.Path(__file__).parent.glob("*.py")))
-        return __version__, self.strategy, _has_gemm_ar(), get_hash_for_files(sources)
-
-
-def _overlap_all_reduce(graph: Graph, collective: Node, strategy: str) -> Replaced:
-    if not _has_gemm_ar():
-        raise NotMatchedError("this build has no gemm_ar")
-    return reduce.overlap(graph, collective, strategy)
+        return __version__, self.strategy, get_hash_for_files(sources)
 
 
 def _refuse_coalesced(graph: Graph, collective: Node, strategy: str) -> Replaced:
@@ -83,7 +72,7 @@ def _refuse_coalesced(graph: Graph, collective: Node, strategy: str) -> Replaced
 _OVERLAPS = {
     c10d.all_gather_into_tensor.default: gather.overlap,
     c10d.reduce_scatter_tensor.default: reduce.overlap,
-    c10d.all_reduce.default: _overlap_all_reduce,
+    c10d.all_reduce.default: reduce.overlap,
     c10d.all_gather_into_tensor_coalesced.default: _refuse_coalesced,
     c10d.reduce_scatter_tensor_coalesced.default: _refuse_coalesced,
     c10d.all_reduce_coalesced.default: _refuse_coalesced,

@@ -120,6 +120,12 @@ FORMS = {
     "scatter, 3-D, dimension 1, one sequence": Form(
         lambda x, w, b: scatter(F.linear(x, w), 1), (1, -1, K), ("gemm_rs",)
     ),
+    "reduce": Form(lambda x, w, b: reduce(F.linear(x, w)), (5, K), ("gemm_ar",)),
+    "reduce, 3-D": Form(lambda x, w, b: reduce(F.linear(x, w)), (5, 3, K), ("gemm_ar",)),
+    "reduce, average": Form(lambda x, w, b: reduce(F.linear(x, w), "avg"), (5, K), ("gemm_ar",), note="divided by TP"),
+    "reduce, replicated bias": Form(
+        lambda x, w, b: reduce(F.linear(x, w, b / tp())), (5, K), ("gemm_ar",), note="added once"
+    ),
     "both": Form(
         lambda x, w, b: scatter(F.linear(torch.relu(F.linear(gather(x), w, b)), w.t())), (5, K), ("ag_gemm", "gemm_rs")
     ),
@@ -141,16 +147,17 @@ FORMS = {
 }
 KINDS = {
     "gather": [name for name in FORMS if name.startswith("gather")],
-    "scatter": [name for name in FORMS if name.startswith(("scatter", "both"))],
+    "scatter": [name for name in FORMS if name.startswith(("scatter", "reduce", "both"))],
     "left": [name for name, form in FORMS.items() if not form.ops],
 }
-SYMBOLIC = ("gather, 3-D", "gather, 3-D, dimension 1", "gather, shared", "scatter, 3-D, dimension 1", "both")
-REDUCED = {
-    "2-D": lambda x, w, b: reduce(F.linear(x, w)),
-    "3-D": lambda x, w, b: reduce(F.linear(x.unflatten(0, (-1, 2)), w)),
-    "replicated bias": lambda x, w, b: reduce(F.linear(x, w, b / tp())),
-    "average": lambda x, w, b: reduce(F.linear(x, w), "avg"),
-}
+SYMBOLIC = (
+    "gather, 3-D",
+    "gather, 3-D, dimension 1",
+    "gather, shared",
+    "scatter, 3-D, dimension 1",
+    "reduce, 3-D",
+    "both",
+)
 
 
 def operands(ctx, shape):
@@ -191,15 +198,6 @@ def forms(ctx, names, dynamic):
     for name in names:
         findings.add(name, run_form(ctx, FORMS[name], dynamic))
     return findings.finish()
-
-
-def all_reduces(ctx):
-    findings = Findings()
-    present = hasattr(torch.ops.flux, "gemm_ar")
-    for name, function in REDUCED.items():
-        form = Form(function, (-1, K), ("gemm_ar",)) if present else Form(function, (-1, K), left=("no gemm_ar",))
-        findings.add(name, run_form(ctx, form, False))
-    return present, findings.finish()
 
 
 class Block(nn.Module):
@@ -285,12 +283,6 @@ class InductorPassCases:
     @pytest.mark.worlds(2)
     def test_forms_with_symbolic_sizes(self, ranks, record_property):
         record_property("cells", ranks.run(forms, SYMBOLIC, True)[0])
-
-    @pytest.mark.worlds(2)
-    def test_all_reduce(self, ranks):
-        present, _ = ranks.run(all_reduces)[0]
-        if not present:
-            pytest.skip("this build has no gemm_ar: that all_reduce is left, with the reason, was tested")
 
     @pytest.mark.worlds(2, 4)
     @pytest.mark.parametrize("dim", (0, 1))

@@ -7,25 +7,13 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.cases.base import OPS
+from tests.cases.layers import Calls
 from tests.harness.compare import Findings, assert_same, first_difference
 from tests.harness.data import exact_x, generator
 
 HIDDEN, INNER = 24, 48
-
-
-class CountOps(TorchDispatchMode):
-    """The operators of flux_ops that run inside, in order."""
-
-    def __init__(self):
-        super().__init__()
-        self.ran = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "flux":
-            self.ran.append(func._opname)
-        return func(*args, **(kwargs or {}))
 
 
 class Mlp(nn.Module):
@@ -60,6 +48,10 @@ def parallelized(module, mesh, styles, column=None, row=None):
     return parallelize_module(module, mesh, plan)
 
 
+def overlapped(calls):
+    return [name for name in calls.made if name in OPS]
+
+
 def both_styles():
     from torch.distributed.tensor import parallel as torch_styles
 
@@ -74,12 +66,12 @@ def step(module, x):
 
     x = x.detach().requires_grad_()
     module.zero_grad()
-    with CountOps() as ops:
+    with Calls() as calls:
         y = module(x)
         local = y.to_local() if isinstance(y, DTensor) else y
         local.backward(torch.arange(local.numel(), device=x.device, dtype=x.dtype).reshape(local.shape) % 3 - 1)
     grads = {name: p.grad.full_tensor() for name, p in module.named_parameters()}
-    return {"y": local.detach(), "x": x.grad.clone(), **grads}, ops.ran
+    return {"y": local.detach(), "x": x.grad.clone(), **grads}, overlapped(calls)
 
 
 def compare(ctx, findings, what, ours, theirs):
@@ -122,6 +114,11 @@ def other_layouts(ctx):
     compare(ctx, findings, "replicated in between", mine, theirs)
     findings.add("replicated in between", None if ran[:2] == ["ag_gemm", "gemm_rs"] else f"ran {ran}")
 
+    theirs, _ = step(parallelized(make_mlp(ctx), mesh, torch_styles, {"input_layouts": Shard(0)}), x)
+    mine, ran = step(parallelized(make_mlp(ctx), mesh, ours, {"input_layouts": Shard(0)}), x)
+    compare(ctx, findings, "replicated result", mine, theirs)
+    findings.add("replicated result", None if ran == ["ag_gemm", "gemm_ar", "gemm_rs"] else f"ran {ran}")
+
     layouts = {"input_layouts": Shard(0)}, {"output_layouts": Shard(0)}
     whole = exact_x((6 * ctx.world, HIDDEN), torch.float64, generator(ctx.device, 2, "x"))
     for placement in (Shard(0), Replicate()):
@@ -146,7 +143,7 @@ def fallbacks(ctx):
     cases = {
         "replicated": (
             {},
-            {},
+            {"input_layouts": Shard(-1), "output_layouts": Shard(-1)},
             lambda: exact_x((6, HIDDEN), torch.float64, generator(ctx.device, 2, "x")),
             "input_layouts",
         ),
@@ -163,14 +160,20 @@ def fallbacks(ctx):
             "not a multiple of the number of ranks",
         ),
     }
+    cases["autocast"] = (
+        {"input_layouts": Shard(0)},
+        {"output_layouts": Shard(0)},
+        lambda: exact_x((6, HIDDEN), torch.float64, generator(ctx.device, 2, "x", ctx.rank)),
+        "autocast is on",
+    )
     for name, (up, down, make, words) in cases.items():
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(ctx.device.type, torch.bfloat16, enabled=name == "autocast"):
             want = parallelized(make_mlp(ctx), mesh, torch_styles, up, down)(make())
-            with warnings.catch_warnings(record=True) as caught, CountOps() as ops:
+            with warnings.catch_warnings(record=True) as caught, Calls() as calls:
                 warnings.simplefilter("always")
                 got = parallelized(make_mlp(ctx), mesh, ours, up, down)(make())
         findings.add(name, first_difference(got, want, rank=ctx.rank))
-        findings.add(name, None if not ops.ran else f"ran {ops.ran}")
+        findings.add(name, None if not overlapped(calls) else f"ran {overlapped(calls)}")
         said = [str(w.message) for w in caught if "Parallel" in str(w.message)]
         findings.add(name, None if any(words in text for text in said) else f"warned {said}")
     return findings.finish()
