@@ -127,6 +127,7 @@ def bias_once(ctx, kind, sequence_parallel):
 LAUNCHES = {
     "flux::ag_gemm": "ag_gemm",
     "flux::gemm_rs": "gemm_rs",
+    "flux::gemm_ar": "gemm_ar",
     "aten::mm": "product",
     "aten::addmm_": "product",
     "aten::addmm": "product",
