@@ -127,6 +127,31 @@ def mixed(ctx, rounds, slow_s):
     return findings.finish()
 
 
+def endurance(ctx, calls):
+    """Very many calls of few rows without a look at the results in between, one rank late now and then, and on GPUs
+    with large copies on another stream beside them. Every result is compared at once, on the device.
+    """
+    rng = random.Random(13)
+    n, k = (1024, 1024) if ctx.is_cuda else (64, 64)
+    cells = [make(ctx, Case(OP, m, n, k, seed=m, bias=m % 2 == 0)) for m in range(1, 17)]
+    wanted = [operands.expected().to(operands.case.dtype) for operands in cells]
+    pairs, forms = list(zip(cells, wanted, strict=True)), strategies(ctx)
+    wrong = torch.zeros((), dtype=torch.int64, device=ctx.device)
+    if ctx.is_cuda:
+        beside, noise = torch.cuda.Stream(), torch.zeros(2, 64 << 20, dtype=torch.uint8, device=ctx.device)
+    for turn in range(calls):
+        operands, want = rng.choice(pairs)
+        late, lag = rng.randrange(100 * ctx.world), rng.random() * 1e-3
+        if late == ctx.rank:
+            ctx.stall(lag)
+        if ctx.is_cuda and turn % 64 == 0:
+            with torch.cuda.stream(beside):
+                noise[1].copy_(noise[0])
+        wrong += (call(operands, strategy=rng.choice(forms)) != want).any()
+    assert wrong.item() == 0, f"{wrong.item()} of {calls} results are wrong"
+    return calls
+
+
 def in_form(ctx, form, case, *args):
     """A case of a fault, in the first configuration of this form."""
     (strategy, *_) = [name for name in strategies(ctx) if form in name]
@@ -161,6 +186,7 @@ def unlike_forms(ctx, culprit):
 
 class AllReduceCases:
     rounds = 600
+    endurance_calls = 1000
     slow_s = 0.004
     timeout_s = 2
 
@@ -189,6 +215,9 @@ class AllReduceCases:
 
     def test_one_rank_always_late(self, ranks, record_property):
         record_property("cells", ranks.run(always_late, ranks.world - 1, self.slow_s)[0])
+
+    def test_endurance(self, ranks, record_property):
+        record_property("cells", ranks.run(endurance, self.endurance_calls)[0])
 
     @pytest.mark.worlds(2, 3)
     @pytest.mark.cpu_is_enough
