@@ -1,0 +1,29 @@
+"""What Inductor and importers need of the pass; its effect on graphs is tested with ranks."""
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import flux_ops
+
+
+def test_uuid_tells_passes_apart():
+    first, same, other = (flux_ops.inductor.OverlapPass(s).uuid() for s in ("auto", "auto", "sequential"))
+    assert first == same
+    assert first != other
+    assert pickle.loads(pickle.dumps(first)) == first
+
+
+IMPORTS = """
+import sys, flux_ops
+assert not [n for n in ("torch._inductor.custom_graph_pass", "torch.distributed.tensor", "vllm") if n in sys.modules]
+flux_ops.inductor.OverlapPass, flux_ops.parallel.ColwiseParallel
+"""
+
+
+def test_imported_on_demand():
+    subprocess.run([sys.executable, "-W", "ignore", "-c", IMPORTS], check=True, timeout=100)
+    with pytest.raises(AttributeError, match="no attribute 'inductors'"):
+        _ = flux_ops.inductors
