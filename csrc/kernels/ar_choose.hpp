@@ -110,12 +110,14 @@ inline std::vector<ArChoice> ar_candidates(Problem const& problem) {
   };
   constexpr int64_t kFewRowsAtMost = 512;
   if (problem.rows <= kFewRowsAtMost) {
-    // Tiles that hold all rows, or the largest, and their neighbours.
-    int64_t const enough = std::min<int64_t>(round_up(problem.rows, 16), 128);
+    // The least tile that holds all rows, or the largest there is; the one before it, which is first where the weight
+    // has too few rows to fill the chip with whole ones; and the one after.
+    int enough = 0;
+    while (enough < kNumArKernels - 1 && kArKernels[enough].tile_m < problem.rows) ++enough;
+    bool const halves = kArKernels[enough].num_tiles(1, problem.n) < 96;
     bool const two_shot_first = problem.world > 2 && problem.rows > 32;
-    for (int kernel = 0; kernel < kNumArKernels; ++kernel) {
-      int const tile_m = kArKernels[kernel].tile_m;
-      if (tile_m * 2 <= enough || tile_m >= 4 * enough) continue;
+    for (int const kernel : {halves ? enough - 1 : enough, halves ? enough : enough - 1, enough + 1}) {
+      if (kernel < 0 || kernel >= kNumArKernels) continue;
       add({kernel, {}, two_shot_first});
       if (problem.world > 2) add({kernel, {}, !two_shot_first});
     }

@@ -229,6 +229,9 @@ __device__ void ar_compute(Params const& p, typename Cfg::Storage& storage, type
     }
     ArPlace<Cfg> const place(p, tile, thread);
     transfer.send_partial(tile, partial, place.template mask<Transfer>(p.m));
+    // The next kernel may be brought in while this one waits for the peers. No sooner: it holds SMs while it waits for
+    // this one, and another stream's kernel that a peer waits for may need them.
+    if (tile + int(gridDim.x) >= p.num_tiles()) asm volatile("griddepcontrol.launch_dependents;");
     if (tile_before >= 0) ar_finish<Cfg>(p, transfer, tile_before, thread);
     tile_before = tile;
   }
@@ -250,7 +253,6 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1) gemm_ar_kernel(CUTLASS_GRID_
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  asm volatile("griddepcontrol.launch_dependents;");
   asm volatile("griddepcontrol.wait;" ::: "memory");
 
   ExchangeWords& local = *p.words[p.exchange.rank];
