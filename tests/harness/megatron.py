@@ -4,15 +4,19 @@ import contextlib
 import importlib.util
 from unittest import mock
 
+import pytest
 import torch
 from torch import nn
 
 
-def why_no_megatron():
-    """Why the tests with Megatron can't run here, or None."""
-    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
-        return "needs megatron.core: pip install --no-deps -r requirements/megatron.txt (Python 3.12 or newer)"
-    return None
+def _is_installed():
+    return importlib.util.find_spec("megatron") is not None and importlib.util.find_spec("megatron.core") is not None
+
+
+needs_megatron = pytest.mark.skipif(
+    not _is_installed(),
+    reason="needs megatron.core: pip install --no-deps -r requirements/megatron.txt (Python 3.12 or newer)",
+)
 
 
 def _norm(config, hidden_size, eps=1e-5, **_):
@@ -36,15 +40,14 @@ def megatron(ctx):
     from megatron.core.transformer import transformer_block
 
     with contextlib.ExitStack() as stack:
+        if not parallel_state.is_initialized():  # once for a rank: Megatron never destroys its groups
+            parallel_state.initialize_model_parallel(ctx.world, create_gloo_process_groups=False)
         if ctx.is_cuda:
             random.model_parallel_cuda_manual_seed(1, tp_rank=ctx.rank, ep_rank=0, etp_rank=0)
         else:
-            stack.enter_context(mock.patch.object(torch.cuda, "current_device", lambda: ctx.device))
-            stack.enter_context(
-                mock.patch.object(random.CudaRNGStatesTracker, "fork", lambda *_: contextlib.nullcontext())
-            )
+            fork = mock.Mock(side_effect=lambda *_: contextlib.nullcontext())
+            stack.enter_context(mock.patch.object(torch.cuda, "current_device", return_value=ctx.device))
+            stack.enter_context(mock.patch.object(random.CudaRNGStatesTracker, "fork", fork))
         stack.enter_context(mock.patch.object(backends, "LNImpl", _norm))
         stack.enter_context(mock.patch.object(transformer_block, "LayerNormImpl", _norm))
-        if not parallel_state.is_initialized():  # once for a rank: Megatron never destroys its groups
-            parallel_state.initialize_model_parallel(ctx.world, create_gloo_process_groups=False)
         yield
