@@ -7,7 +7,7 @@ or, to choose layer by layer, `ColumnParallelLinear` and `RowParallelLinear` of 
 where Megatron takes a backend for its layer specs.
 
 The layers are Megatron's own classes but for their product: constructor, parameters, their attributes, initialisation,
-state_dict and sharded_state_dict are those of the megatron.core that is installed (0.14 or newer).
+state_dict and sharded_state_dict are those of the megatron.core that is installed.
 
     sequence_parallel    ColumnParallelLinear                  RowParallelLinear
     True                 ag_gemm; backward of x: gemm_rs       gemm_rs; backward of x: ag_gemm
