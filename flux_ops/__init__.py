@@ -5,6 +5,8 @@ gemm_rs   Y = reduce_scatter(X · Wᵀ)
 gemm_ar   Y = all_reduce(X · Wᵀ)
 """
 
+import importlib
+
 from flux_ops import nn, reference
 from flux_ops.ops import (
     Dispatch,
@@ -37,3 +39,11 @@ __all__ = [
     "set_timeout",
     "why_not_cuda",
 ]
+
+_ON_DEMAND = ("inductor", "parallel")  # they import parts of torch that take a while
+
+
+def __getattr__(name):
+    if name in _ON_DEMAND:
+        return importlib.import_module(f"flux_ops.{name}")
+    raise AttributeError(f"module 'flux_ops' has no attribute {name!r}")

@@ -76,7 +76,7 @@ class HostBlock:
 class DeviceBlock:
     """Device memory that the GPUs of one host have mapped from each other."""
 
-    def __init__(self, members: Members, site: Site, total_bytes: int, device: torch.device):
+    def __init__(self, members: Members, site: Site, total_bytes: int, slots: tuple[int, int], device: torch.device):
         import torch.distributed._symmetric_memory as symm_mem
 
         key = f"grow/{site.call}"
@@ -90,6 +90,7 @@ class DeviceBlock:
         store = members.store(f"{key}/rendezvous")
         self.bases, self._kept = rendezvous(self._memory, store, members.rank, members.world, str(site))
         self._memory.zero_()
+        self.fill(*slots, 0xFF)
         torch.cuda.synchronize(device)
         members.barrier(site, f"{key}/zeroed")
 
@@ -114,7 +115,7 @@ class Workspace:
 
     def grow(self, site: Site, region_bytes: int, send_bytes: int) -> None:
         """Collective: makes the workspace at least this large. What it held is lost, which no call relies on."""
-        region_bytes = max(self.region_bytes, _round_up(region_bytes))
+        region_bytes = max(self.region_bytes, _round_up(max(region_bytes, 1)))
         send_bytes = max(self.send_bytes, _round_up(send_bytes))
         if (region_bytes, send_bytes) == (self.region_bytes, self.send_bytes):
             return
@@ -128,7 +129,7 @@ class Workspace:
         total_bytes = self._core.workspace_total_bytes(region_bytes, send_bytes)
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
-                block = DeviceBlock(self.members, site, total_bytes, self.device)
+                block = DeviceBlock(self.members, site, total_bytes, self._core.workspace_slots(), self.device)
         else:
             block = HostBlock(self.members, site, total_bytes)
         index = self.device.index if self.device.type == "cuda" else -1

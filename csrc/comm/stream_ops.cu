@@ -10,14 +10,12 @@ namespace {
 // The driver's stream memory operations, found at run time: the extension loads on machines without a driver.
 struct MemoryOps {
   decltype(&cuStreamWriteValue64) write64 = nullptr;
-  decltype(&cuStreamWriteValue32) write32 = nullptr;
-  decltype(&cuStreamWaitValue32) wait32 = nullptr;
+  decltype(&cuStreamBatchMemOp) batch = nullptr;
   cudaError_t error = cudaSuccess;
 
   MemoryOps() {
     find("cuStreamWriteValue64", reinterpret_cast<void**>(&write64));
-    find("cuStreamWriteValue32", reinterpret_cast<void**>(&write32));
-    find("cuStreamWaitValue32", reinterpret_cast<void**>(&wait32));
+    find("cuStreamBatchMemOp", reinterpret_cast<void**>(&batch));
   }
 
   void find(char const* name, void** function) {
@@ -62,15 +60,17 @@ cudaError_t stream_write(cudaStream_t stream, Epoch* word, Epoch value) {
   return to_runtime_error(memory_ops().write64(stream, reinterpret_cast<CUdeviceptr>(word), value, 0));
 }
 
-cudaError_t stream_write(cudaStream_t stream, uint32_t* word, uint32_t value) {
+cudaError_t stream_take(cudaStream_t stream, uint32_t* counter, uint32_t value) {
   if (memory_ops().error != cudaSuccess) return memory_ops().error;
-  return to_runtime_error(memory_ops().write32(stream, reinterpret_cast<CUdeviceptr>(word), value, 0));
-}
-
-cudaError_t stream_wait(cudaStream_t stream, uint32_t const* word, uint32_t value) {
-  if (memory_ops().error != cudaSuccess) return memory_ops().error;
-  return to_runtime_error(
-      memory_ops().wait32(stream, reinterpret_cast<CUdeviceptr>(word), value, CU_STREAM_WAIT_VALUE_GEQ));
+  CUstreamBatchMemOpParams ops[2] = {};
+  ops[0].waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+  ops[0].waitValue.address = reinterpret_cast<CUdeviceptr>(counter);
+  ops[0].waitValue.value = value;
+  ops[0].waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
+  ops[1].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+  ops[1].writeValue.address = reinterpret_cast<CUdeviceptr>(counter);
+  ops[1].writeValue.value = 0;
+  return to_runtime_error(memory_ops().batch(stream, 2, ops, 0));
 }
 
 cudaError_t stream_begin_call(cudaStream_t stream, LocalWords* local, int parity, uint64_t digest,

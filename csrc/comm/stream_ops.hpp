@@ -10,10 +10,10 @@ namespace flux {
 
 // Writes `value` after all earlier work of the stream, visible to the whole system; `word` may be a peer's.
 cudaError_t stream_write(cudaStream_t stream, Epoch* word, Epoch value);
-cudaError_t stream_write(cudaStream_t stream, uint32_t* word, uint32_t value);
 
-// Holds back the stream until *word >= value. `word` is local, and local kernels are sure to raise it.
-cudaError_t stream_wait(cudaStream_t stream, uint32_t const* word, uint32_t value);
+// Holds back the stream until *counter >= value, then sets it to 0. It is local, and local kernels are sure to raise it
+// to that value, and no further.
+cudaError_t stream_take(cudaStream_t stream, uint32_t* counter, uint32_t value);
 
 struct PeerWords {
   Epoch* at[kMaxWorld];  // one array of words at each rank

@@ -64,6 +64,7 @@ at::Tensor run_alone(Problem const& problem, at::Tensor const& x, at::Tensor con
   } else {
     auto args = kernel_args<GemmRsArgs>(problem, *plan, operands, arrived, wait);
     args.x = operands.x;
+    args.y_stride = problem.rows * problem.n;
     args.send = view.send_buffer();
     args.staged = view.region(problem.rank, 0);
     args.tiles_done = control.local.tiles_done[0];

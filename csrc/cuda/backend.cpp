@@ -24,13 +24,37 @@ LaunchChoice launch_choice(Problem const& problem) {
   return choice;
 }
 
-LaunchPlan launch_plan(Problem const& problem) {
-  LaunchChoice const choice = launch_choice(problem);
+// The same for gemm_ar. Without a name: the first candidate, if there is one.
+bool find_ar_choice(Problem const& problem, ArChoice* choice) {
+  if (!problem.config.empty()) return parse_ar_choice(problem.config, choice);
+  std::vector<ArChoice> const candidates = ar_candidates(problem);
+  if (!candidates.empty()) *choice = candidates.front();
+  return !candidates.empty();
+}
+
+ArChoice ar_choice(Problem const& problem) {
+  ArChoice choice;
+  TORCH_CHECK_VALUE(find_ar_choice(problem, &choice), "'", problem.config, "' is no configuration.");
+  return choice;
+}
+
+LaunchPlan plan_of(Problem const& problem, LaunchChoice const& choice) {
   TileShape const shape = kKernels[choice.kernel].config.shape;
   TileOrder const order = make_tile_order(problem.rows, problem.n, shape, choice.swizzle, choice.along_n);
   Pieces const pieces = problem.op == Op::kAgGemm ? make_pieces(problem.rows, choice.pieces, 1)
                                                   : make_pieces(order.num_tiles(), choice.pieces, order.cluster_size());
-  return {choice, order, pieces, rs_tile_bytes(shape.tile_m, shape.tile_n, element_size(problem.dtype))};
+  return {choice, order, pieces, rs_tile_bytes(shape.tile_m, shape.tile_n, element_size(problem.dtype)), {}};
+}
+
+LaunchPlan launch_plan(Problem const& problem) {
+  if (problem.op != Op::kGemmAr) return plan_of(problem, launch_choice(problem));
+  ArChoice const choice = ar_choice(problem);
+  LaunchPlan plan{};
+  if (!choice.is_few_rows()) {
+    plan = plan_of(section_problem(problem, choice.many_rows.sections), choice.many_rows);
+  }
+  plan.ar = choice;
+  return plan;
 }
 
 int64_t num_tiles_at_most(Problem const& problem) {  // of the smallest tile, padded to the largest cluster
@@ -52,7 +76,6 @@ std::string why_not_decomposed(Problem const& problem) {
 }
 
 std::string why_not_fused(Problem const& problem) {
-  if (problem.op == Op::kGemmAr) return "this build of flux_ops has no CUDA kernels for gemm_ar";
   if (problem.dtype != DataType::kBFloat16 && problem.dtype != DataType::kFloat16) {
     return "its CUDA kernels take bfloat16 and float16 only";
   }
@@ -63,6 +86,12 @@ std::string why_not_fused(Problem const& problem) {
   if (std::max({problem.rows, problem.n, problem.k}) > kLimit || num_tiles_at_most(problem) > kLimit) {
     return c10::str("a chunk of ", problem.rows, " x ", problem.n, " x ", problem.k, " has extents or tiles past 2^30");
   }
+  if (problem.op == Op::kGemmAr) {
+    ArChoice choice;
+    if (find_ar_choice(problem, &choice)) return why_not_ar(problem, choice);
+    if (problem.config.empty()) return why_not_ar(problem, many_rows_choice(problem, /*sections=*/1));
+    return c10::str("there is no configuration '", problem.config, "'");
+  }
   LaunchChoice choice;
   if (!problem.config.empty() && !parse_choice(problem.config, &choice)) {
     return c10::str("there is no configuration '", problem.config, "' (one is '", choose_launch(problem).name(), "')");
@@ -70,12 +99,21 @@ std::string why_not_fused(Problem const& problem) {
   return "";
 }
 
-std::string why_fused_is_slower(Problem const& problem) { return flux::why_fused_is_slower(problem); }
+std::string why_fused_is_slower(Problem const& problem) {
+  if (problem.op == Op::kGemmAr) return why_ar_is_slower(problem);
+  return flux::why_fused_is_slower(problem);
+}
 
-std::string config_name(Problem const& problem) { return launch_choice(problem).name(); }
+std::string config_name(Problem const& problem) {
+  return problem.op == Op::kGemmAr ? ar_choice(problem).name() : launch_choice(problem).name();
+}
 
 std::vector<std::string> candidates(Problem const& problem) {
   std::vector<std::string> names;
+  if (problem.op == Op::kGemmAr) {
+    for (ArChoice const& choice : ar_candidates(problem)) names.push_back(choice.name());
+    return names;
+  }
   for (LaunchChoice const& choice : launch_candidates(problem)) names.push_back(choice.name());
   return names;
 }
@@ -83,11 +121,12 @@ std::vector<std::string> candidates(Problem const& problem) {
 std::string config_names() {
   std::string names;
   for (KernelRow const& row : kKernels) names += (names.empty() ? "" : " ") + std::string(row.config.name);
+  for (ArKernelRow const& row : kArKernels) names += " " + std::string(row.name);
   return names;
 }
 
 WorkspaceNeeds workspace_needs(Problem const& problem) {
-  if (problem.op == Op::kGemmAr) return {0, 0};
+  if (problem.op == Op::kGemmAr) return {ar_region_bytes_at_most(problem), ar_send_bytes_at_most(problem)};
   if (problem.op == Op::kAgGemm) {
     return {ag_region_bytes(problem.world, problem.rows, problem.k, element_size(problem.dtype)), 0};
   }

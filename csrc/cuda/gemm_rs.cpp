@@ -4,7 +4,6 @@
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/util/Exception.h>
 
-#include "comm/stream_ops.hpp"
 #include "cuda/launch.hpp"
 #include "ops/backend.hpp"
 #include "schedule/chunk_order.hpp"
@@ -24,6 +23,7 @@ void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& ope
 
   auto args = kernel_args<GemmRsArgs>(problem, plan, operands, call);
   args.x = operands.x;
+  args.y_stride = problem.rows * problem.n;
   args.send = view.send_buffer();
   args.staged = view.region(problem.rank, call.parity());
   args.tiles_done = local.tiles_done[0];
@@ -39,12 +39,10 @@ void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& ope
     for (int piece = 0; piece < plan.pieces.count(); ++piece) {
       int32_t const begin = plan.pieces.begin(piece);
       int32_t const tiles = plan.pieces.size(piece);
-      uint32_t* const done = &local.tiles_done[peer][piece];
-      check(stream_wait(workspace.side_stream(), done, tiles * kernel.config.warpgroups_per_tile), "waiting for tiles");
+      call.take_tiles(&local.tiles_done[peer][piece], tiles * kernel.config.warpgroups_per_tile);
       call.push(view.region(peer, call.parity()) + rs_tile_offset(slot_there, begin, num_tiles, plan.tile_bytes),
                 view.send_buffer() + rs_tile_offset(slot_here, begin, num_tiles, plan.tile_bytes),
                 tiles * plan.tile_bytes, call.arrived(peer, problem.rank) + piece);
-      check(stream_write(workspace.side_stream(), done, 0u), "resetting a tile counter");
     }
   }
   call.join();

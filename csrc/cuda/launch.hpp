@@ -1,8 +1,8 @@
 #pragma once
-// What the two ops of the CUDA backend share.
+// What the ops of the CUDA backend share.
 
 #include "cuda/workspace.hpp"
-#include "kernels/choose.hpp"
+#include "kernels/ar_choose.hpp"
 #include "ops/problem.hpp"
 
 namespace flux::cuda {
@@ -11,8 +11,9 @@ namespace flux::cuda {
 struct LaunchPlan {
   LaunchChoice choice;
   TileOrder order;     // of the tiles of a chunk
-  Pieces pieces;       // of a chunk: rows (ag_gemm) or tile positions (gemm_rs)
-  int64_t tile_bytes;  // of a partial of gemm_rs
+  Pieces pieces;       // of a chunk: rows (ag_gemm) or tile positions (gemm_rs, gemm_ar)
+  int64_t tile_bytes;  // of a partial of gemm_rs and gemm_ar
+  ArChoice ar;         // of gemm_ar; for few rows there is nothing else
 };
 
 // The arguments that both kernels have.
@@ -23,6 +24,7 @@ Args kernel_args(Problem const& problem, LaunchPlan const& plan, Operands const&
   args.rank = problem.rank;
   args.order_rank = plan.choice.same_order ? 0 : problem.rank;
   args.world = problem.world;
+  args.sections = plan.choice.sections;
   args.rows = problem.rows;
   args.n = problem.n;
   args.k = problem.k;

@@ -60,23 +60,35 @@ void Workspace::check_fault() const {
   if (std::string const fault = fault_message(); !fault.empty()) C10_THROW_ERROR(DistBackendError, fault);
 }
 
+SignalWait Workspace::make_wait(Problem const& problem, CallInfo const& info) {
+  timeout_seconds_ = info.timeout_seconds;
+  SignalWait wait{};
+  wait.signal = make_signal(info.epoch, info.digest);
+  wait.timeout_ns = static_cast<uint64_t>(info.timeout_seconds * 1e9);
+  wait.fault = fault_;
+  wait.fault_claim = &view_.control(problem.rank).local.fault_claim;
+  wait.op = static_cast<int32_t>(problem.op);
+  wait.rank = problem.rank;
+  return wait;
+}
+
+void Workspace::note_capture(cudaStream_t stream) {
+  if (replayed_) return;
+  cudaStreamCaptureStatus status;
+  check(cudaStreamIsCapturing(stream, &status), "reading the capture state");
+  replayed_ = status == cudaStreamCaptureStatusActive;
+}
+
+SignalWait Workspace::begin_exchange(Problem const& problem, CallInfo const& info, cudaStream_t stream) {
+  note_capture(stream);
+  return make_wait(problem, info);
+}
+
 Call::Call(Workspace& workspace, Problem const& problem, CallInfo const& info, cudaStream_t stream)
     : workspace_(workspace), stream_(stream), parity_(parity_of(info.epoch)) {
-  workspace.timeout_seconds_ = info.timeout_seconds;
   ControlWords& control = workspace.view_.control(problem.rank);
-  wait_.signal = make_signal(info.epoch, info.digest);
-  wait_.signal_word = nullptr;
-  wait_.timeout_ns = static_cast<uint64_t>(info.timeout_seconds * 1e9);
-  wait_.fault = workspace.fault_;
-  wait_.fault_claim = &control.local.fault_claim;
-  wait_.op = static_cast<int32_t>(problem.op);
-  wait_.rank = problem.rank;
-
-  if (!workspace.replayed_) {
-    cudaStreamCaptureStatus status;
-    check(cudaStreamIsCapturing(stream, &status), "reading the capture state");
-    workspace.replayed_ = status == cudaStreamCaptureStatusActive;
-  }
+  wait_ = workspace.make_wait(problem, info);
+  workspace.note_capture(stream);
   signals_ = signal_set_of(parity_, workspace.replayed_);
   if (workspace.replayed_) {
     wait_.signal_word = &control.local.signal;
@@ -94,6 +106,10 @@ Epoch* Call::arrived(int r, int source) const {
 void Call::fork() {
   check(cudaEventRecord(workspace_.fork_, stream_), "recording an event");
   check(cudaStreamWaitEvent(workspace_.side_stream_, workspace_.fork_, 0), "starting the copy stream");
+}
+
+void Call::take_tiles(uint32_t* counter, int32_t count) {
+  check(stream_take(workspace_.side_stream_, counter, static_cast<uint32_t>(count)), "waiting for tiles");
 }
 
 void Call::push(void* to, void const* from, int64_t bytes, Epoch* signal) {

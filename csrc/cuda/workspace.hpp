@@ -40,6 +40,10 @@ class Workspace {
   cudaStream_t side_stream() const { return side_stream_; }
   bool is_captured() const { return replayed_; }
 
+  // Begins a call that exchanges its data by itself (schedule/exchange_layout.hpp): it takes no part in the protocol.
+  // The kernel knows the value of the signals.
+  SignalWait begin_exchange(Problem const& problem, CallInfo const& info, cudaStream_t stream);
+
   // The fault that an earlier call left behind, as a sentence; empty if there is none.
   std::string fault_message() const;
   // Throws it as c10::DistBackendError.
@@ -47,6 +51,9 @@ class Workspace {
 
  private:
   friend class Call;
+
+  SignalWait make_wait(Problem const& problem, CallInfo const& info);
+  void note_capture(cudaStream_t stream);
 
   WorkspaceView view_;
   cudaStream_t side_stream_ = nullptr;
@@ -71,6 +78,8 @@ class Call {
   // Lets the side stream start, or go on: what is enqueued on it next sees all that the caller's stream has done so
   // far.
   void fork();
+  // Holds back the side stream until a kernel has counted so many tiles, and starts to count anew.
+  void take_tiles(uint32_t* counter, int32_t count);
   // Enqueues, on the side stream, a copy to a peer and the signal that it has arrived.
   void push(void* to, void const* from, int64_t bytes, Epoch* signal);
   // The same for a block of rows: `width` bytes of every `pitch`, on both sides.

@@ -26,11 +26,13 @@ cudaError_t launch_gemm_rs_kernel(GemmRsArgs const& args, cudaStream_t stream) {
   arguments.mainloop.ptr_B = static_cast<Element const*>(args.weight);
   arguments.mainloop.dB = weight_stride<WeightTransposed>(args.weight_stride);
   arguments.epilogue.ptr_D = static_cast<Element*>(args.y);
-  arguments.epilogue.dD = {args.n, cute::_1{}, args.rows * args.n};
+  arguments.epilogue.dD = {args.n, cute::_1{}, args.y_stride};
   arguments.epilogue.bias = static_cast<Element const*>(args.bias);
   RsTransport& transport = arguments.epilogue.transport;
   transport.rank = args.rank;
   transport.world = args.world;
+  transport.sections = args.sections;
+  transport.counts_own = args.counts_own;
   transport.order = make_tile_order(args.rows, args.n, Cfg::kShape, args.swizzle, args.along_n);
   transport.pieces = args.pieces;
   transport.send = static_cast<uint8_t*>(args.send);

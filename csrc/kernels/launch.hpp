@@ -11,6 +11,7 @@ namespace flux {
 //   y[c * rows + i, :] = A_c[i, :] . w^T + bias      A_c = shard for c = rank, gathered[c] else
 struct AgGemmArgs {
   int rank, world;
+  int sections;    // 1
   int order_rank;  // whose order of chunks is taken
   int64_t rows, n, k;
   void const* shard;     // [rows, k], this rank's x
@@ -27,21 +28,25 @@ struct AgGemmArgs {
   SignalWait wait;
 };
 
-//   partial_c = x_c . w^T for each chunk c; the tiles of c != rank go to the send buffer, those of c = rank become
-//   y = sum over ranks, in rank order, of the partials of chunk `rank`, + bias
+//   partial_c = x_c . w^T for each chunk c; the tiles of other owners' chunks go to the send buffer, those of the own
+//   chunks become y_c = sum over ranks, in rank order, of the partials of chunk c, + bias
+// gemm_rs has one section, gemm_ar as many as pay (schedule/ar_schedule.hpp): chunk c = section * world + owner.
 struct GemmRsArgs {
   int rank, world;
+  int sections;
   int order_rank;  // whose order of chunks is taken
   int64_t rows, n, k;
-  void const* x;  // [world * rows, k]
+  void const* x;  // [sections * world * rows, k]
   void const* weight;
   int64_t weight_stride;
   bool weight_transposed;
   void const* bias;
-  void* y;               // [rows, n]
-  void* send;            // [slot of the destination][tile position][tile]
-  void const* staged;    // [slot of the source][tile position][tile]
-  uint32_t* tiles_done;  // [destination][kMaxPieces], counts warpgroups
+  void* y;  // [rows, n] of each section, y_stride elements apart
+  int64_t y_stride;
+  bool counts_own;       // tiles_done[rank] counts the tiles of y
+  void* send;            // [slot of the destination][section][tile position][tile]
+  void const* staged;    // [slot of the source][section][tile position][tile]
+  uint32_t* tiles_done;  // [destination][kMaxPieces], counts warpgroups; a piece's number is section * pieces + piece
   Epoch const* arrived;  // [source][kMaxPieces]
   Pieces pieces;         // of the tile positions of a chunk
   int swizzle;

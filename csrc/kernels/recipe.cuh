@@ -1,14 +1,13 @@
 #pragma once
 // What all kernels share: the CUTLASS collectives of a configuration, and the launch.
 
-#include <mutex>
-
 #include "cutlass/cutlass.h"
 #include "cutlass/epilogue/collective/collective_builder.hpp"
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/gemm/device/gemm_universal_adapter.h"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "kernels/launch.hpp"
+#include "kernels/occupancy.hpp"
 
 namespace flux {
 
@@ -63,59 +62,28 @@ auto weight_stride(int64_t stride) {
   }
 }
 
-// Properties of a kernel on the current device: how many of its clusters run at once. In-kernel waits rely on all
-// CTAs of the grid being resident, so the grid is never larger.
-template <class GemmKernel>
-cudaError_t max_active_clusters(int device, int* result) {
-  constexpr int kMaxDevices = 64;
-  static std::mutex mutex;
-  static int cached[kMaxDevices] = {};
-  std::lock_guard<std::mutex> lock(mutex);
-  if (device >= kMaxDevices) return cudaErrorInvalidDevice;
-  if (cached[device] == 0) {
-    void const* kernel = reinterpret_cast<void const*>(cutlass::device_kernel<GemmKernel>);
-    cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, GemmKernel::SharedStorageSize);
-    if (error != cudaSuccess) return error;
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {static_cast<unsigned>(cute::size<0>(typename GemmKernel::ClusterShape{})),
-                              static_cast<unsigned>(cute::size<1>(typename GemmKernel::ClusterShape{})), 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = {cluster.val.clusterDim.x * 64, cluster.val.clusterDim.y, 1};
-    config.blockDim = {GemmKernel::MaxThreadsPerBlock, 1, 1};
-    config.dynamicSmemBytes = GemmKernel::SharedStorageSize;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    error = cudaOccupancyMaxActiveClusters(&cached[device], kernel, &config);
-    if (error != cudaSuccess) return error;
-  }
-  *result = cached[device];
-  return cudaSuccess;
-}
-
 // Fills in what does not depend on the op, and launches.
 template <class GemmKernel, class Args>
 cudaError_t launch_gemm(typename GemmKernel::Arguments& arguments, Args const& args, TileShape shape,
                         cudaStream_t stream) {
   using Adapter = cutlass::gemm::device::GemmUniversalAdapter<GemmKernel>;
-  int device = 0;
-  if (cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  if (cudaError_t error = max_active_clusters<GemmKernel>(device, &arguments.hw_info.max_active_clusters);
-      error != cudaSuccess) {
-    return error;
-  }
-  arguments.hw_info.device_id = device;
+  dim3 const cluster(shape.cluster_m, shape.cluster_n);
+  void const* kernel = reinterpret_cast<void const*>(cutlass::device_kernel<GemmKernel>);
+  cudaError_t const error =
+      max_active_clusters(kernel, cluster, GemmKernel::MaxThreadsPerBlock, GemmKernel::SharedStorageSize,
+                          &arguments.hw_info.device_id, &arguments.hw_info.max_active_clusters);
+  if (error != cudaSuccess) return error;
   arguments.hw_info.sm_count = arguments.hw_info.max_active_clusters * shape.cluster_m * shape.cluster_n;
   arguments.mode = cutlass::gemm::GemmUniversalMode::kBatched;
   arguments.problem_shape = {static_cast<int>(args.rows), static_cast<int>(args.n), static_cast<int>(args.k),
-                             args.world};
+                             args.world * args.sections};
   arguments.epilogue.thread.alpha = 1.0f;
   arguments.epilogue.thread.beta = 0.0f;
   using RasterOrderOptions = cutlass::gemm::kernel::detail::RasterOrderOptions;
   arguments.scheduler.raster_order = args.along_n ? RasterOrderOptions::AlongN : RasterOrderOptions::AlongM;
   arguments.scheduler.rank = args.order_rank;
   arguments.scheduler.world = args.world;
+  arguments.scheduler.sections = args.sections;
   arguments.scheduler.order = make_tile_order(args.rows, args.n, shape, args.swizzle, args.along_n);
   if (!GemmKernel::can_implement(arguments)) return cudaErrorInvalidValue;
   auto params = GemmKernel::to_underlying_arguments(arguments, nullptr);

@@ -18,6 +18,7 @@
 #include "cutlass/numeric_conversion.h"
 #include "cutlass/pipeline/pipeline.hpp"
 #include "kernels/bias_epilogue.cuh"
+#include "schedule/ar_schedule.hpp"
 #include "schedule/chunk_order.hpp"
 #include "schedule/tile_order.hpp"
 #include "schedule/workspace_layout.hpp"
@@ -25,14 +26,22 @@
 namespace flux {
 
 struct RsTransport {
-  int rank = 0, world = 1;
+  int rank = 0, world = 1, sections = 1;
+  bool counts_own = false;
   TileOrder order{};
   Pieces pieces{0, 1};              // of the tile positions of a chunk
-  uint8_t* send = nullptr;          // [slot of the destination][position][tile]
-  uint8_t const* staged = nullptr;  // [slot of the source][position][tile]
+  uint8_t* send = nullptr;          // [slot of the destination][section][position][tile]
+  uint8_t const* staged = nullptr;  // [slot of the source][section][position][tile]
   uint32_t* tiles_done = nullptr;   // [destination][kMaxPieces]
   Epoch const* arrived = nullptr;   // [source][kMaxPieces]
   SignalWait wait{};
+
+  // Of the tile at `position` of a chunk of `section`.
+  FLUX_HD int piece(int section, int position) const { return section * pieces.count() + pieces.piece_of(position); }
+  FLUX_HD int64_t offset(int slot, int section, int position, int64_t tile_bytes) const {
+    int const per_chunk = order.num_tiles();
+    return rs_tile_offset(slot, section * per_chunk + position, sections * per_chunk, tile_bytes);
+  }
 };
 
 // Threads: of the warpgroups that hold one tile.
@@ -73,7 +82,8 @@ class RsEpilogue : public Stock_ {
   template <class ProblemShape>
   static Params to_underlying_arguments(ProblemShape const& problem, Arguments const& args, void* workspace) {
     Params params;
-    static_cast<typename Stock::Params&>(params) = Stock::to_underlying_arguments(one_chunk(problem), args, workspace);
+    static_cast<typename Stock::Params&>(params) =
+        Stock::to_underlying_arguments(own_chunks(problem, args.transport), args, workspace);
     params.tma_transaction_bytes = kVectorBytes;
     params.bias = args.bias;
     params.transport = args.transport;
@@ -92,9 +102,10 @@ class RsEpilogue : public Stock_ {
                                         int subtile_idx = -1) {
     RsTransport const& t = params_.transport;
     auto [m, n, k, l] = coord;
-    if (int(l) != t.rank) return state;
+    int const section = int(l) / t.world;
+    if (int(l) != section * t.world + t.rank) return state;
     int const position = t.order.position_of({int(m), int(n)});
-    int const piece = t.pieces.piece_of(position);
+    int const piece = t.piece(section, position);
     if (lane < t.world && lane != t.rank) {
       wait_signal(t.wait, t.arrived + lane * kMaxPieces + piece, lane, piece, int(m), int(n));
     }
@@ -109,7 +120,8 @@ class RsEpilogue : public Stock_ {
         pipeline.producer_acquire(state);
         if (issues) {
           pipeline.producer_expect_transaction(state);
-          uint8_t const* from = t.staged + offset(rs_slot(t.rank, t.world, source), position) + v * kVectorBytes;
+          uint8_t const* from =
+              t.staged + t.offset(rs_slot(t.rank, t.world, source), section, position, kTileBytes) + v * kVectorBytes;
           cute::SM90_BULK_COPY_G2S::copy(from, pipeline.producer_get_barrier(state), storage.partials[state.index()],
                                          kVectorBytes);
         }
@@ -130,19 +142,27 @@ class RsEpilogue : public Stock_ {
                             TensorStorage& storage, int subtile_idx = -1) {
     static_assert(cute::size(AccLayout{}) == kAccumulators);
     auto [m, n, k, l] = coord;
+    RsTransport const& t = params_.transport;
     Tile const at{int(m), int(n)};
-    if (int(l) != params_.transport.rank) {
-      send(acc, int(l), at, thread_idx);
+    int const section = int(l) / t.world, owner = int(l) - section * t.world;
+    if (owner != t.rank) {
+      send(acc, owner, section, at, thread_idx);
       return cute::make_tuple(load_state, store_state);
     }
-    add_partials(acc, load_pipeline, at, thread_idx, storage);
+    add_partials(acc, load_pipeline, section, at, thread_idx, storage);
     if (params_.bias != nullptr) {
       add_bias(acc, params_.bias, at.n * int(cute::size<1>(tile)), int(cute::get<1>(problem)), tile, tiled_mma,
                thread_idx);
     }
     auto const [_, next] = Stock::store(unused(load_pipeline), typename Stock::LoadPipelineState{}, store_pipeline,
-                                        store_state, one_chunk(problem), tile, cute::make_coord(m, n, k, 0), acc,
-                                        tiled_mma, thread_idx, storage, subtile_idx);
+                                        store_state, own_chunks(problem, t), tile, cute::make_coord(m, n, k, section),
+                                        acc, tiled_mma, thread_idx, storage, subtile_idx);
+    if (t.counts_own) {
+      if (thread_idx % cutlass::NumThreadsPerWarpGroup < cutlass::NumThreadsPerWarp) {
+        asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");  // of the thread that stored: all is in y
+      }
+      count(t.rank, t.piece(section, 0), thread_idx);
+    }
     return cute::make_tuple(load_state, next);
   }
 
@@ -157,10 +177,10 @@ class RsEpilogue : public Stock_ {
  private:
   using Vector = cutlass::Array<ElementD, 8>;
 
-  // y is one chunk: the batch mode of the problem does not reach the stock epilogue.
+  // The batch mode of the stock epilogue is the own chunks alone, by section.
   template <class ProblemShape>
-  CUTLASS_HOST_DEVICE static auto one_chunk(ProblemShape const& problem) {
-    return cute::make_shape(cute::get<0>(problem), cute::get<1>(problem), cute::get<2>(problem), 1);
+  CUTLASS_HOST_DEVICE static auto own_chunks(ProblemShape const& problem, RsTransport const& transport) {
+    return cute::make_shape(cute::get<0>(problem), cute::get<1>(problem), cute::get<2>(problem), transport.sections);
   }
 
   // The stock epilogue has no source, so it never looks at its load pipeline.
@@ -173,16 +193,20 @@ class RsEpilogue : public Stock_ {
     cutlass::arch::NamedBarrier::sync(cutlass::NumThreadsPerWarpGroup, uint32_t(cutlass::canonical_warp_group_idx()));
   }
 
-  CUTLASS_DEVICE int64_t offset(int slot, int position) const {
-    return rs_tile_offset(slot, position, params_.transport.order.num_tiles(), kTileBytes);
+  // Counts a warpgroup's part of a tile, when all its threads have stored theirs.
+  CUTLASS_DEVICE void count(int owner, int piece, int thread_idx) {
+    sync_warpgroup();
+    if (thread_idx % cutlass::NumThreadsPerWarpGroup == 0) {
+      count_release_gpu(params_.transport.tiles_done + owner * kMaxPieces + piece);
+    }
   }
 
   template <class Accumulators>
-  CUTLASS_DEVICE void send(Accumulators const& acc, int owner, Tile at, int thread_idx) {
+  CUTLASS_DEVICE void send(Accumulators const& acc, int owner, int section, Tile at, int thread_idx) {
     RsTransport const& t = params_.transport;
     int const position = t.order.position_of(at);
     int const slot = rs_slot(t.rank, t.world, owner);
-    uint8_t* const to = t.send + offset(slot, position) + thread_idx * 16;
+    uint8_t* const to = t.send + t.offset(slot, section, position, kTileBytes) + thread_idx * 16;
     cutlass::NumericArrayConverter<ElementD, float, 8> convert;
     CUTLASS_PRAGMA_UNROLL
     for (int v = 0; v < kVectors; ++v) {
@@ -192,19 +216,30 @@ class RsEpilogue : public Stock_ {
       Vector const packed = convert(values);
       *reinterpret_cast<uint4*>(to + v * kVectorBytes) = reinterpret_cast<uint4 const&>(packed);
     }
-    sync_warpgroup();
-    if (thread_idx % cutlass::NumThreadsPerWarpGroup == 0) {
-      count_release_gpu(t.tiles_done + owner * kMaxPieces + t.pieces.piece_of(position));
+    count(owner, t.piece(section, position), thread_idx);
+  }
+
+  // Tiles of own chunks that this CTA had before this one.
+  CUTLASS_DEVICE int own_tiles_before(int section, Tile at) const {
+    RsTransport const& t = params_.transport;
+    int const per_chunk = t.order.num_clusters();
+    int const num_clusters = gridDim.x * gridDim.y / t.order.cluster_size();  // that run
+    int const in_chunk = t.order.position_of(at) / t.order.cluster_size();
+    int64_t const here = int64_t{ar_own_step(t.world, t.sections, section)} * per_chunk + in_chunk;
+    int before = in_chunk / num_clusters;
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int s = 0; s < section; ++s) {
+      int64_t const begin = int64_t{ar_own_step(t.world, t.sections, s)} * per_chunk;
+      before += int(num_turns(begin, begin + per_chunk, int(here % num_clusters), num_clusters));
     }
+    return before;
   }
 
   template <class Accumulators>
-  CUTLASS_DEVICE void add_partials(Accumulators& acc, LoadPipeline pipeline, Tile at, int thread_idx,
+  CUTLASS_DEVICE void add_partials(Accumulators& acc, LoadPipeline pipeline, int section, Tile at, int thread_idx,
                                    TensorStorage& storage) {
     RsTransport const& t = params_.transport;
-    // Vectors that load() has brought for the tiles of this chunk that this CTA had before.
-    int const num_clusters = gridDim.x * gridDim.y / t.order.cluster_size();
-    int const tiles_before = t.order.position_of(at) / t.order.cluster_size() / num_clusters;
+    int const tiles_before = own_tiles_before(section, at);  // whose vectors load() has brought already
     uint32_t const before = uint32_t(tiles_before) * kVectors * (t.world - 1);
     LoadPipelineState state{int(before % kSlots), before / kSlots % 2, before};
     CUTLASS_PRAGMA_UNROLL

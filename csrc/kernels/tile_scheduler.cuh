@@ -5,16 +5,20 @@
 
 #include "cutlass/cutlass.h"
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
+#include "schedule/ar_schedule.hpp"
 #include "schedule/chunk_order.hpp"
 #include "schedule/tile_order.hpp"
 
 namespace flux {
 
 struct AgOrder {
-  FLUX_HD static int chunk(int rank, int world, int step) { return ag_chunk(rank, world, step); }
+  FLUX_HD static int chunk(int rank, int world, int /*sections*/, int step) { return ag_chunk(rank, world, step); }
 };
 struct RsOrder {
-  FLUX_HD static int chunk(int rank, int world, int step) { return rs_chunk(rank, world, step); }
+  FLUX_HD static int chunk(int rank, int world, int sections, int step) {
+    ArChunk const chunk = ar_chunk(rank, world, sections, step);
+    return chunk.section * world + chunk.owner;
+  }
 };
 
 // What GemmUniversal takes for its scheduler argument to select ChunkedTileScheduler.
@@ -31,12 +35,12 @@ class ChunkedTileScheduler : public cutlass::gemm::kernel::detail::PersistentTil
   using typename Stock::WorkTileInfo;
 
   struct Arguments : Stock::Arguments {
-    int rank = 0, world = 1;
+    int rank = 0, world = 1, sections = 1;  // there are world * sections chunks
     TileOrder order{};
   };
 
   struct Params : StockParams {
-    int rank = 0, world = 1;
+    int rank = 0, world = 1, sections = 1;
     TileOrder order{};
   };
 
@@ -50,6 +54,7 @@ class ChunkedTileScheduler : public cutlass::gemm::kernel::detail::PersistentTil
         Stock::to_underlying_arguments(problem, tile, cluster, hw, args, workspace, epilogue_subtile, k_alignment);
     params.rank = args.rank;
     params.world = args.world;
+    params.sections = args.sections;
     params.order = args.order;
     return params;
   }
@@ -76,7 +81,8 @@ class ChunkedTileScheduler : public cutlass::gemm::kernel::detail::PersistentTil
   CUTLASS_DEVICE void advance_to_next_work(uint32_t count = 1) { cluster_ += num_clusters_ * count; }
 
   CUTLASS_DEVICE bool is_last_tile(WorkTileInfo&, uint32_t count = 1) const {
-    return cluster_ + num_clusters_ * count >= uint32_t(params_->order.num_clusters() * params_->world);
+    return cluster_ + num_clusters_ * count >=
+           uint32_t(params_->order.num_clusters() * params_->world * params_->sections);
   }
 
   CUTLASS_DEVICE auto fetch_next_work(WorkTileInfo) {
@@ -94,11 +100,11 @@ class ChunkedTileScheduler : public cutlass::gemm::kernel::detail::PersistentTil
     TileOrder const& order = params_->order;
     uint32_t const per_chunk = order.num_clusters();
     int const step = cluster / per_chunk;
-    if (step >= params_->world) return WorkTileInfo::invalid_work_tile();
+    if (step >= params_->world * params_->sections) return WorkTileInfo::invalid_work_tile();
     Tile const c = order.cluster_at(cluster - step * per_chunk);
     dim3 const in_cluster = cute::block_id_in_cluster();
     return {c.m * order.cluster_m + int32_t(in_cluster.x), c.n * order.cluster_n + int32_t(in_cluster.y),
-            ChunkOrder::chunk(params_->rank, params_->world, step), true};
+            ChunkOrder::chunk(params_->rank, params_->world, params_->sections, step), true};
   }
 
   Params const* params_ = nullptr;

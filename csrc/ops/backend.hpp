@@ -69,6 +69,8 @@ void ag_gemm(Problem const& problem, LaunchPlan const& plan, Operands const& ope
              CallInfo const& info);
 void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
              CallInfo const& info);
+void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
+             CallInfo const& info);
 
 std::string why_not_decomposed(Problem const& problem);
 WorkspaceNeeds decomposed_needs(Problem const& problem);

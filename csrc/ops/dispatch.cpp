@@ -290,12 +290,11 @@ void run_overlapped(Call& call, Arguments const& args, at::Tensor const& y, at::
 #if defined(FLUX_WITH_CUDA)
     if (args.x.is_cuda()) {
       bool const gathers = args.op == Op::kAgGemm;
-      TORCH_INTERNAL_ASSERT(args.op != Op::kGemmAr);  // cuda::why_not_fused refuses it
       if (decomposed) {
         auto const run = gathers ? cuda::ag_gemm_decomposed : cuda::gemm_rs_decomposed;
         run(call.problem(), prepared.operands, *on_device.cuda, info);
       } else {
-        auto const run = gathers ? cuda::ag_gemm : cuda::gemm_rs;
+        auto const run = gathers ? cuda::ag_gemm : args.op == Op::kGemmRs ? cuda::gemm_rs : cuda::gemm_ar;
         run(call.problem(), *call.plan->launch, prepared.operands, *on_device.cuda, info);
       }
       return;

@@ -109,6 +109,11 @@ void add_module_functions(py::module_& m) {
   m.def("workspace_total_bytes", [](int64_t region_bytes, int64_t send_bytes) {
     return make_workspace_layout(region_bytes, send_bytes).total_bytes();
   });
+  // (begin, end) of what holds 0xFF bytes while no call is under way.
+  m.def("workspace_slots", [] {
+    int64_t const begin = WorkspaceLayout::slots_offset();
+    return py::make_tuple(begin, begin + 2 * kExchangeBytes);
+  });
   m.def("workspace_region_offset", [](int64_t region_bytes, int64_t send_bytes, int parity) {
     return make_workspace_layout(region_bytes, send_bytes).region_offset(parity);
   });

@@ -95,6 +95,7 @@ struct WorkspaceView {
   std::byte* base[kMaxWorld];
 
   ControlWords& control(int r) const { return *reinterpret_cast<ControlWords*>(base[r]); }
+  std::byte* exchange(int r) const { return base[r] + layout.exchange_offset(); }
   std::byte* region(int r, int parity) const { return base[r] + layout.region_offset(parity); }
   std::byte* send_buffer() const { return base[rank] + layout.send_offset(); }
 };

@@ -23,12 +23,24 @@
 
 namespace flux {
 
-constexpr int kMaxSections = kMaxPieces / 2;  // of two signals each
-constexpr int64_t kOneShotMostRows = 512;     // beyond, its TP x M x N of traffic and memory can't pay
-
+// What `rank` computes in `step`, and the step of its own chunk of a section; sections * world steps. With one section
+// it is the order of gemm_rs.
 struct ArChunk {
   int section, owner;
 };
+FLUX_HD ArChunk ar_chunk(int rank, int world, int sections, int step) {
+  if (step < world - 1) return {0, rs_chunk(rank, world, step)};
+  int const turn = (step - (world - 1)) / world;  // P of section turn + 1, then O of section `turn`
+  int const in_turn = (step - (world - 1)) % world;
+  bool const own = in_turn == world - 1 || turn == sections - 1;
+  return own ? ArChunk{turn, rank} : ArChunk{turn + 1, rs_chunk(rank, world, in_turn)};
+}
+FLUX_HD int ar_own_step(int world, int sections, int section) {
+  return section == sections - 1 ? sections * world - 1 : (section + 2) * world - 2;
+}
+
+constexpr int kMaxSections = kMaxPieces / 2;  // of two signals each
+constexpr int64_t kOneShotMostRows = 512;     // beyond, its TP x M x N of traffic and memory can't pay
 
 struct ArSchedule {
   int64_t rows;  // M
@@ -49,13 +61,7 @@ struct ArSchedule {
   }
 
   // What `rank` computes in `step`, step in [0, num_chunks()).
-  FLUX_HD ArChunk chunk_at(int rank, int step) const {
-    if (step < world - 1) return {0, rs_chunk(rank, world, step)};
-    int const turn = (step - (world - 1)) / world;  // P of section turn + 1, then O of section `turn`
-    int const in_turn = (step - (world - 1)) % world;
-    bool const own = in_turn == world - 1 || turn == sections - 1;
-    return own ? ArChunk{turn, rank} : ArChunk{turn + 1, rs_chunk(rank, world, in_turn)};
-  }
+  FLUX_HD ArChunk chunk_at(int rank, int step) const { return ar_chunk(rank, world, sections, step); }
 
   // Signals of a rank to a peer: its partial of the peer's chunk has come, and the reduced rows of its own chunk.
   FLUX_HD int partial_piece(int section) const { return section; }

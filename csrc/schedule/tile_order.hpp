@@ -73,6 +73,12 @@ struct TileOrder {
   }
 };
 
+// Of the numbers in [begin, end), those that CTA or cluster `c` of `count` takes: c, c + count, c + 2 count ...
+FLUX_HD int64_t num_turns(int64_t begin, int64_t end, int32_t c, int32_t count) {
+  auto const below = [&](int64_t x) { return x > c ? (x - 1 - c) / count + 1 : 0; };
+  return below(end) - below(begin);
+}
+
 struct TileShape {
   int32_t tile_m, tile_n;
   int32_t cluster_m, cluster_n;

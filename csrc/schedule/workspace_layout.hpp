@@ -2,13 +2,13 @@
 // The bytes of a workspace. Every rank of a group allocates the same layout, so an offset computed here names the
 // same thing in the memory of each peer:
 //
-//   | control words | region of parity 0 | region of parity 1 | send buffer |
-//       fixed size        region_bytes         region_bytes      send_bytes
+//   | control words | exchange area | region of parity 0 | region of parity 1 | send buffer |
+//       fixed size      fixed size        region_bytes         region_bytes      send_bytes
 //
 // A region holds, during one call, what the peers push: the gathered operand (ag_gemm: `world` shards), the staged
 // partials (gemm_rs: `world - 1` slots of tiles), or these and the reduced rows (gemm_ar). The send buffer is read by
-// this rank's copy engine only. The control words lie at offsets that depend on no shape, so one shape's signal can
-// never be another shape's data.
+// this rank's copy engine only. The exchange area is that of exchange_layout.hpp. The control words lie at offsets that
+// depend on no shape, so one shape's signal can never be another shape's data.
 
 #include "schedule/host_device.hpp"
 
@@ -60,13 +60,19 @@ FLUX_HD SignalSet signal_set_of(int parity, bool replay) {
   return parity == 0 ? SignalSet::kEven : SignalSet::kOdd;
 }
 
+constexpr int64_t kExchangeHeadBytes = 4096;           // words of the exchange
+constexpr int64_t kExchangeBytes = int64_t{16} << 20;  // slots of one parity
+
 struct WorkspaceLayout {
   int64_t region_bytes;
   int64_t send_bytes;
 
-  FLUX_HD static int64_t control_bytes() { return round_up(sizeof(ControlWords), kRegionAlign); }
-  FLUX_HD int64_t region_offset(int parity) const { return control_bytes() + parity * region_bytes; }
-  FLUX_HD int64_t send_offset() const { return control_bytes() + 2 * region_bytes; }
+  FLUX_HD static int64_t exchange_offset() { return round_up(sizeof(ControlWords), kRegionAlign); }
+  FLUX_HD static int64_t slots_offset() { return exchange_offset() + kExchangeHeadBytes; }
+  FLUX_HD int64_t region_offset(int parity) const {
+    return slots_offset() + 2 * kExchangeBytes + parity * region_bytes;
+  }
+  FLUX_HD int64_t send_offset() const { return region_offset(2); }
   FLUX_HD int64_t total_bytes() const { return send_offset() + send_bytes; }
 };
 

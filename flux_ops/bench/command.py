@@ -72,7 +72,8 @@ def run(args: argparse.Namespace, command: list[str] | None = None) -> int:
             print(f"No second GPU: CPU processes, shapes divided by {CPU_SCALE}. These times say nothing about GPUs.")
         return launch.run_ranks(args.world, args.limit, command)
     with launch.joined(args.device) as place:
-        _run(place, args, todo)
+        document, paths = measure(place, args, todo)
+        place.say(closing(document, paths))
     return 0
 
 
@@ -117,7 +118,8 @@ class Benchmark(Contest):
         return [name for name in names if name not in self.without]
 
 
-def _run(place, args, todo):
+def measure(place, args, todo):
+    """(the document, where rank 0 has written it). Collective."""
     document = {
         "environment": report.environment(place),
         "dtype": args.dtype,
@@ -147,10 +149,10 @@ def _run(place, args, todo):
     document["environment"]["clocks_after"] = report.clocks() if place.is_cuda else None
     if place.rank == 0:
         paths = report.write(document, name, folders)
-        print(_closing(document, paths), flush=True)
+    return document, paths
 
 
-def _closing(document, paths):
+def closing(document, paths):
     """The tables, the shortest last."""
     is_study = "study" in document
     table = studies.table if is_study else report.full_table

@@ -17,7 +17,7 @@ import subprocess
 import torch
 
 import flux_ops
-from flux_ops.bench.candidates import AUTO, FUSED, NOT_OURS, ONE_SHOT, TORCH, TWO_SHOT
+from flux_ops.bench.candidates import AUTO, FUSED, NOT_OURS, ONE_SHOT, RIVALS, TORCH, TWO_SHOT
 from flux_ops.tuner.measure import GEMM, SEQUENTIAL
 from flux_ops.tuner.tables import aligned
 
@@ -192,11 +192,18 @@ def summary(document, lists=("mlp", "gpt3")):
             values = {name: e for name, e in values.items() if e is not None}
             if values:
                 worst = min(values, key=values.get)
+                wins = sum(_is_fastest(row) for row in rows if row["name"] in values)
                 lines.append(
                     f"{op}, TP = {document['environment']['tp']}, {mode}: mean E {mean(values.values()):.2f}, "
-                    f"worst {values[worst]:.2f} ({worst}), {len(values)} shapes of {' and '.join(lists)}"
+                    f"worst {values[worst]:.2f} ({worst}), the fastest on {wins} of {len(values)} shapes of "
+                    f"{' and '.join(lists)}"
                 )
     return lines
+
+
+def _is_fastest(row):
+    rivals = [row["times"][name]["median"] for name in (SEQUENTIAL, *RIVALS[row["op"]]) if name in row["times"]]
+    return row["times"][default_of(row)]["median"] <= min(rivals)
 
 
 def default_of(row):

@@ -50,8 +50,8 @@ class Swizzle(Study):
         kernel = self.kernel(op, product)
         columns = {"rank order": [kernel], "same order": [kernel + SAME_ORDER]}
         if kernel.count("/") == 2:  # kernel/walk/pieces: the CPU's have no walk
-            tiles, walk, pieces = kernel.split("/")
-            columns |= {f"walk {w}": [f"{tiles}/{w}/{pieces}"] for w in WALKS if w != walk}
+            tiles, _, pieces = kernel.split("/")
+            columns |= {f"walk {walk}": [f"{tiles}/{walk}/{pieces}"] for walk in WALKS}
         return columns
 
 

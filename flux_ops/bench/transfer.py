@@ -48,7 +48,7 @@ class Transfers:
         def call(_):
             with _forked(streams):
                 for step, (to, source) in enumerate(copies):
-                    with torch.cuda.stream(streams[step % len(streams)]):  # None on the CPU: nothing
+                    with _on(streams[step % len(streams)]):
                         to.copy_(source, non_blocking=True)
             return received[rank].flatten(0, 1)
 
@@ -64,6 +64,10 @@ class Transfers:
     def _view(self, rank, x):
         """[world, rows, K] of the rank's block: its own shard, then those of the ranks behind it."""
         return self._blocks[rank][: self.place.world * x.numel()].view(self.place.world, *x.shape)
+
+
+def _on(stream):
+    return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 @contextlib.contextmanager

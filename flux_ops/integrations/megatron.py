@@ -11,7 +11,7 @@ state_dict and sharded_state_dict are those of the megatron.core that is install
 
     sequence_parallel    ColumnParallelLinear                  RowParallelLinear
     True                 ag_gemm; backward of x: gemm_rs       gemm_rs; backward of x: ag_gemm
-    False                product; backward of x: all-reduce    product and all-reduce
+    False                product; backward of x: all-reduce    gemm_ar
                          beside the product of the weight
 
 A layer whose communication is not its own remains what it is in Megatron: of experts, with `disable_grad_reduce`, with
@@ -90,7 +90,7 @@ class RowParallelLinear(layers.RowParallelLinear):
     x is [s, b, K/TP], or [s, b, K] without input_is_parallel; Y is [s/TP, b, N] with config.sequence_parallel, else
     [s, b, N]. For the rest see ColumnParallelLinear.
 
-    The forward raises as flux_ops.gemm_rs does.
+    The forward raises as flux_ops.gemm_rs and flux_ops.gemm_ar do.
 
     The same in plain PyTorch::
 
@@ -98,7 +98,7 @@ class RowParallelLinear(layers.RowParallelLinear):
         dist.all_reduce(y, group=tp_group)                 # sequence_parallel: dist.reduce_scatter_tensor
         return (y, bias) if skip_bias_add else (y + bias, None)
 
-    Method: Megatron-LM; the overlap is that of flux_ops.gemm_rs.
+    Method: Megatron-LM; the overlap is that of flux_ops.gemm_rs and flux_ops.gemm_ar.
     """
 
     strategy = "auto"

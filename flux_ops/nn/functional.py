@@ -1,7 +1,7 @@
 """Differentiable pieces of parallel layers. A group is named by its name, as in torch.ops.flux.
 
-Where the operators' own autograd is not enough, ParallelProduct is the node of the graph: for the forms without
-sequence parallelism, and for every form whose weight's gradient goes to main_grad.
+Where the operators' own autograd is not enough, ParallelProduct is the node of the graph: for `copy`, which has no
+operator, and for every form whose weight's gradient goes to main_grad.
 
     form        Y                              dX                     dW                       what is kept
     ag_gemm     all_gather(X) · Wᵀ + b         reduce_scatter(dY·W)   dYᵀ · all_gather(X)      X, or its gathered form
@@ -41,12 +41,9 @@ def linear(
         return torch.ops.flux.ag_gemm(x, weight, bias, group_name, gathers, strategy)[0]
     if form == "gemm_rs":
         return torch.ops.flux.gemm_rs(x, weight, bias, group_name, strategy)
+    if form == "gemm_ar":
+        return torch.ops.flux.gemm_ar(x, weight, bias, group_name, strategy)
     return ParallelProduct.apply(x, weight, bias, form, group_name, strategy, False, False)
-
-
-def _gemm_ar(x, weight, bias, group_name, strategy):
-    y = autograd.wait(_start_all_reduce(F.linear(x, weight), group_name))
-    return y if bias is None else y + bias
 
 
 class ParallelProduct(torch.autograd.Function):
@@ -64,7 +61,7 @@ class ParallelProduct(torch.autograd.Function):
         elif form == "copy":
             y = F.linear(x, weight, bias)
         else:
-            y = _gemm_ar(x, weight, bias, group_name, strategy)
+            y = torch.ops.flux.gemm_ar(x, weight, bias, group_name, strategy)
         ctx.save_for_backward(operand if needs[1] else None, weight if needs[0] else None)
         return y
 

@@ -32,7 +32,7 @@ class ColumnParallelLinear(ParallelLinear):
             which overlaps with the product.
         strategy: as for flux_ops.ag_gemm; without sequence_parallel there is nothing to choose.
         gradient_accumulation_fusion: the weight's gradient is added to `weight.main_grad` (float32, or the weight's
-            dtype) and `weight.grad` stays None; see flux_ops/nn/main_grad.py.
+            dtype) and `weight.grad` stays None; see flux_ops/nn/main_grad.py. Under torch.compile it breaks the graph.
         init_method: fills the whole weight [N, K], in place; the bias is zero then. By default as nn.Linear does.
         generator: see reset_parameters.
         dtype, device: of the parameters.
@@ -208,7 +208,6 @@ class RowParallelLinear(ParallelLinear):
 
     def products(self, training: bool = True) -> Iterator[tuple[str, int, int]]:
         n, k = self.weight.shape
-        if self.sequence_parallel:
-            yield "gemm_rs", n, k
+        yield "gemm_rs" if self.sequence_parallel else "gemm_ar", n, k
         if self.sequence_parallel and training:
             yield "ag_gemm", k, n

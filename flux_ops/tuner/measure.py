@@ -61,13 +61,14 @@ def comparable(name, op):
 
 
 def difference(got, want):
-    """The largest relative error of a row or a column: one wrong tile shows, rounding doesn't."""
+    """The largest error of a row or a column, relative to its norm, or to the average one if that is larger: one wrong
+    tile shows, rounding doesn't.
+    """
     if got.shape != want.shape:
         return float("inf")
     diff, want = got.float() - want.float(), want.float()
-    rows = (diff.norm(dim=1) / want.norm(dim=1)).max()
-    cols = (diff.norm(dim=0) / want.norm(dim=0)).max()
-    worst = torch.maximum(rows, cols).item()
+    errors = [diff.norm(dim=dim) / (norm := want.norm(dim=dim)).clamp_min(norm.mean()) for dim in (0, 1)]
+    worst = max(error.max().item() for error in errors)
     return worst if worst == worst else float("inf")
 
 

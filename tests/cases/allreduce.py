@@ -26,7 +26,15 @@ def strategies(ctx, m=FEW_ROWS):
     """ "fused" and every configuration that the backend offers for a product of M rows; none where it has none."""
     core = extension.module
     fused = [c for c in core.candidates(OP, ctx.device.type, ctx.world, m, 256, 256, "bfloat16", False) if ":" in c]
+    # With two ranks the tuner need not try it: it sends as much as the one-shot form, and takes longer.
+    two_shots = [c.replace("/one-shot", "/two-shot") for c in fused if ctx.is_cuda and c.endswith("/one-shot")]
+    fused = list(dict.fromkeys([*fused, *two_shots]))
     return ["fused", *fused] if fused else []
+
+
+def takes_transposed(ctx, strategy):
+    """The CUDA kernels for few rows take no transposed weight, and "fused" alone may be one of them."""
+    return not ctx.is_cuda or strategy in ("auto", "sequential")
 
 
 def every_row_count(ctx):
@@ -39,7 +47,7 @@ def every_row_count(ctx):
         for strategy in (*strategies(ctx, max(m, 1)), "auto", "sequential"):
             options = {
                 "dtype": rng.choice((BF16, FP16)),
-                "layout": rng.choice(("nk", "kn")),
+                "layout": rng.choice(("nk", "kn")) if takes_transposed(ctx, strategy) else "nk",
                 "bias": rng.random() < 0.5,
             }
             if strategy.startswith("fused") and ctx.is_cuda and (n % 8 or k % 8):
@@ -119,6 +127,31 @@ def mixed(ctx, rounds, slow_s):
     return findings.finish()
 
 
+def endurance(ctx, calls):
+    """Very many calls of few rows without a look at the results in between, one rank late now and then, and on GPUs
+    with large copies on another stream beside them. Every result is compared at once, on the device.
+    """
+    rng = random.Random(13)
+    n, k = (1024, 1024) if ctx.is_cuda else (64, 64)
+    cells = [make(ctx, Case(OP, m, n, k, seed=m, bias=m % 2 == 0)) for m in range(1, 17)]
+    wanted = [operands.expected().to(operands.case.dtype) for operands in cells]
+    pairs, forms = list(zip(cells, wanted, strict=True)), strategies(ctx)
+    wrong = torch.zeros((), dtype=torch.int64, device=ctx.device)
+    if ctx.is_cuda:
+        beside, noise = torch.cuda.Stream(), torch.zeros(2, 64 << 20, dtype=torch.uint8, device=ctx.device)
+    for turn in range(calls):
+        operands, want = rng.choice(pairs)
+        late, lag = rng.randrange(100 * ctx.world), rng.random() * 1e-3
+        if late == ctx.rank:
+            ctx.stall(lag)
+        if ctx.is_cuda and turn % 64 == 0:
+            with torch.cuda.stream(beside):
+                noise[1].copy_(noise[0])
+        wrong += (call(operands, strategy=rng.choice(forms)) != want).any()
+    assert wrong.item() == 0, f"{wrong.item()} of {calls} results are wrong"
+    return calls
+
+
 def in_form(ctx, form, case, *args):
     """A case of a fault, in the first configuration of this form."""
     (strategy, *_) = [name for name in strategies(ctx) if form in name]
@@ -153,6 +186,7 @@ def unlike_forms(ctx, culprit):
 
 class AllReduceCases:
     rounds = 600
+    endurance_calls = 1000
     slow_s = 0.004
     timeout_s = 2
 
@@ -181,6 +215,9 @@ class AllReduceCases:
 
     def test_one_rank_always_late(self, ranks, record_property):
         record_property("cells", ranks.run(always_late, ranks.world - 1, self.slow_s)[0])
+
+    def test_endurance(self, ranks, record_property):
+        record_property("cells", ranks.run(endurance, self.endurance_calls)[0])
 
     @pytest.mark.worlds(2, 3)
     @pytest.mark.cpu_is_enough

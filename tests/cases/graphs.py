@@ -72,7 +72,7 @@ def replays(ctx, op, slow_s, strategy="fused"):
 def back_to_back(ctx, replays_, slow_s, strategies=("fused",)):
     """A graph of a small stack of layers, replayed without a pause while one rank in turn is late.
 
-    The layers take the strategies in turn.
+    The layers take the strategies in turn; a gemm_ar, which is never decomposed, ends the stack.
     """
     findings = Findings()
     group = prepared_group(ctx)
@@ -80,6 +80,7 @@ def back_to_back(ctx, replays_, slow_s, strategies=("fused",)):
     x = torch.zeros(rows, hidden, dtype=BF16, device=ctx.device)
     up = make(ctx, Case("ag_gemm", rows, inner, hidden, seed=1), group).weight
     down = make(ctx, Case("gemm_rs", rows, hidden, inner, seed=2), group).weight
+    head = make(ctx, Case("gemm_ar", rows, inner, hidden, seed=3), group).weight
 
     def layers(*strategies):
         h = x
@@ -87,7 +88,8 @@ def back_to_back(ctx, replays_, slow_s, strategies=("fused",)):
             strategy = strategies[i % len(strategies)]
             h = F.relu(flux_ops.ag_gemm(h, up, group=group, strategy=strategy)).clamp(max=1)
             h = flux_ops.gemm_rs(h, down, group=group, strategy=strategy).clamp(-1, 1)
-        return h
+        whole = "sequential" if strategies == ("sequential",) else "fused"
+        return flux_ops.gemm_ar(h, head, group=group, strategy=whole)
 
     layers(*strategies)
     graph, y = capture(lambda: layers(*strategies))

@@ -25,8 +25,9 @@ def good_call(ctx, cell, findings, what):
 def uneven_tokens(ctx, kind):
     """M that TP does not divide: refused on every rank, with M and TP; the next good call is right."""
     findings, messages = Findings(), []
-    cell = Cell(ctx, kind, True, seed=8, tokens=24)  # 24 rows are no rank's share of what is refused
     world = ctx.world
+    group = dist.new_group(list(range(world)))  # no rank has run its share of what is refused before
+    cell = Cell(ctx, kind, True, seed=8, tokens=24, group=group)
     for m in sorted({world + 1, 2 * world - 1, 17, 127, 1001, 4026}):
         if m % world == 0:
             continue
@@ -34,6 +35,7 @@ def uneven_tokens(ctx, kind):
         x = exact_x((rows, cell.x.shape[-1]), BF16, generator(ctx.device, m, "x")).requires_grad_()
         messages.append((m, *refused(ctx, lambda x=x: cell.layer(x))))
         good_call(ctx, cell, findings, f"after M = {m}")
+    flux_ops.destroy(group)
     findings.finish()
     return messages
 

@@ -130,9 +130,8 @@ def layers_agree(ctx, kind, sequence_parallel):
                 with without_megatrons_product():
                     got = results(ours, x, grad)
                 compare(ctx, findings, f"{options}, frozen {frozen}", got, want)
-                if sequence_parallel:
-                    ran = {op for op, *_ in flux_ops.dispatch_counts()}
-                    assert ran == {"ag_gemm", "gemm_rs"}, ran
+                ran = {op for op, *_ in flux_ops.dispatch_counts()}
+                assert ran == ({"ag_gemm", "gemm_rs"} if sequence_parallel else {"gemm_ar"} if kind == "row" else set())
     return findings.finish()
 
 

@@ -1,5 +1,7 @@
 """`python -m flux_ops bench`, as a user runs it, on CPU processes; and the bare transfers of its study."""
 
+import argparse
+import faulthandler
 import json
 import os
 import subprocess
@@ -10,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 import flux_ops
+from flux_ops.bench import command
 from flux_ops.bench.transfer import GATHER, Transfers
 from flux_ops.launch import Place
 from flux_ops.tuner.measure import Operands
@@ -27,16 +30,16 @@ def bench(out, *args):
     """(lines of stdout, the document)."""
     env = {**os.environ, "PYTHONPATH": ROOT, "CUDA_VISIBLE_DEVICES": "", "OUT": str(out)}
     options = ["--shapes", "gpt3-1k", "--rounds", "2", "--dtype", "float32", *args]
-    command = [sys.executable, "-m", "flux_ops", "bench", *options]
-    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, cwd=out)
+    line = [sys.executable, "-m", "flux_ops", "bench", *options]
+    result = subprocess.run(line, env=env, capture_output=True, text=True, timeout=100, cwd=out)
     assert result.returncode == 0, result.stderr
     (path,) = out.glob("*.json")
     return result.stdout.splitlines(), json.loads(path.read_text())
 
 
 def test_benchmark(tmp_path):
-    lines, document = bench(tmp_path, "--world", "3", "--explore", "t64x64/p8,decomposed")
-    assert document["environment"]["tp"] == 3
+    lines, document = bench(tmp_path, "--explore", "t64x64/p8,decomposed")
+    assert document["environment"]["tp"] == 2
     assert [row["op"] for row in document["rows"]] == ["ag_gemm", "gemm_rs"]
     for row in document["rows"]:
         assert set(row["times"]) == {"gemm", "sequential", "fused", "fused:t64x64/p8", "decomposed"}, row["notes"]
@@ -46,9 +49,27 @@ def test_benchmark(tmp_path):
     assert lines[-1].startswith("gemm_rs")  # the shortest table is the last
 
 
+def studied(ctx, study, out):
+    """(the closing lines, the document) of a study of one small layer."""
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    given = ["--study", study, "--device", "cpu", "--modes", "eager", "--shapes", "gpt3-1k", "--rounds", "1"]
+    args = parser.parse_args([*given, "--world", str(ctx.world)])
+    os.environ["OUT"] = out
+    try:
+        place = Place(ctx.rank, ctx.world, ctx.device, None)
+        document, paths = command.measure(place, args, command.layers(args))
+    finally:
+        del os.environ["OUT"]
+        faulthandler.cancel_dump_traceback_later()  # the bench's own watch
+    return command.closing(document, paths).splitlines(), document, [str(path) for path in paths]
+
+
+@pytest.mark.worlds(2)
 @pytest.mark.parametrize("study", COLUMNS)
-def test_study(study, tmp_path):
-    lines, document = bench(tmp_path, "--study", study)
+def test_study(ranks, study, tmp_path):
+    lines, document, paths = ranks.run(studied, study, str(tmp_path))[0]
+    assert json.loads((tmp_path / os.path.basename(paths[0])).read_text()) == document
     assert document["study"] == study
     for row in document["rows"]:
         named = {name for names in row["columns"].values() for name in names}

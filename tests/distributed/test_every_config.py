@@ -35,7 +35,7 @@ class TestEveryConfig:
     @pytest.mark.parametrize("config", CONFIGS)
     def test_keeps_the_rules(self, ranks, config, record_property):
         ops, cells = ranks.run(keeps_the_rules, config)[0]
-        assert {"ag_gemm", "gemm_rs"} <= set(ops) or config.startswith("decomposed")
+        assert {"ag_gemm", "gemm_rs"} <= set(ops) or ops == ["gemm_ar"] or config.startswith("decomposed")
         record_property("cells", cells)
 
     def test_there_are_several(self):

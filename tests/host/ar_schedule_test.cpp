@@ -5,6 +5,8 @@
 #include <set>
 #include <utility>
 
+#include "schedule/exchange_layout.hpp"
+#include "schedule/tile_order.hpp"
 #include "schedule_test.hpp"
 
 namespace flux::test {
@@ -84,6 +86,52 @@ void ar_own_chunks_come_a_section_later() {
   }
 }
 
+void ar_own_steps_are_those_of_the_order() {
+  for (int world = 1; world <= kMaxWorld; ++world) {
+    for (int sections = 1; sections <= kMaxSections; ++sections) {
+      for (int rank = 0; rank < world; ++rank) {
+        for (int section = 0; section < sections; ++section) {
+          int const step = ar_own_step(world, sections, section);
+          ArChunk const chunk = ar_chunk(rank, world, sections, step);
+          CHECK(chunk.owner == rank && chunk.section == section, "step %d of rank %d of %d is %d.%d, not section %d",
+                step, rank, world, chunk.owner, chunk.section, section);
+        }
+      }
+    }
+  }
+}
+
+void turns_are_counted() {
+  for (int32_t count : {1, 2, 5, 66}) {
+    for (int32_t c = 0; c < count; ++c) {
+      for (int64_t begin : {0, 1, 4, 5, 67, 131}) {
+        for (int64_t length : {0, 1, 5, 66, 133}) {
+          int64_t expected = 0;
+          for (int64_t x = begin; x < begin + length; ++x) expected += x % count == c;
+          CHECK(num_turns(begin, begin + length, c, count) == expected, "%d of %d in [%ld, +%ld)", c, count,
+                long(begin), long(length));
+        }
+      }
+    }
+  }
+}
+
+// The slots of all units and sources lie one behind the other: no two share a word, and none is left out.
+void exchange_slots_are_disjoint() {
+  for (int world : {2, 3, 8, 16}) {
+    for (int32_t words : {512, 4096}) {
+      int64_t next = 0;
+      for (int32_t unit = 0; unit < 40; ++unit) {
+        CHECK(exchange_owner(unit, world) >= 0 && exchange_owner(unit, world) < world, "unit %d", unit);
+        for (int source = 0; source < world; ++source, next += words) {
+          CHECK(exchange_slot(unit, world, source, words) == next, "unit %d, source %d", unit, source);
+        }
+      }
+      CHECK(exchange_bytes(40, world, words) == next * 4, "%ld bytes", long(exchange_bytes(40, world, words)));
+    }
+  }
+}
+
 void ar_order_matches_the_picture() {
   ArSchedule const s = make_ar_schedule(6, 3, 2, 1);
   std::vector<std::pair<int, int>> const picture = {{2, 0}, {0, 0}, {2, 1}, {0, 1}, {1, 0}, {1, 1}};  // owner, section
@@ -151,6 +199,9 @@ std::vector<Test> ar_tests() {
       TEST(ar_chunks_cover_the_rows_in_order),
       TEST(ar_steps_visit_every_chunk_once),
       TEST(ar_own_chunks_come_a_section_later),
+      TEST(ar_own_steps_are_those_of_the_order),
+      TEST(turns_are_counted),
+      TEST(exchange_slots_are_disjoint),
       TEST(ar_order_matches_the_picture),
       TEST(ar_signals_are_distinct),
       TEST(ar_bound_of_the_staged_rows_holds_and_grows),

@@ -45,7 +45,7 @@ void signal_words_are_distinct() {
     CHECK(offset >= end, "words overlap at offset %zu", offset);
     end = offset + size;
   }
-  CHECK(static_cast<int64_t>(end) <= WorkspaceLayout::control_bytes(), "words end at %zu", end);
+  CHECK(static_cast<int64_t>(end) <= WorkspaceLayout::exchange_offset(), "words end at %zu", end);
   CHECK(spans.size() == size_t{kNumSignalSets} * kMaxWorld * kMaxPieces + kMaxWorld + 5 + kMaxWorld * kMaxPieces,
         "%zu words", spans.size());
   CHECK(static_cast<int>(SignalSet::kReplayOdd) == kNumSignalSets - 1, "%d sets", kNumSignalSets);

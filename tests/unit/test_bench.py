@@ -17,6 +17,7 @@ from flux_ops.tuner.shapes import read_lists
 from tests.gpu.run import Collector
 
 RESULTS = report.RESULTS / "h200-tp2.json"
+needs_results = pytest.mark.skipif(not RESULTS.exists(), reason="a source archive has no results")
 
 
 def arguments(*given):
@@ -105,11 +106,11 @@ class TestTables:
     def test_summary(self):
         rows = [
             row(name="a", gemm=10.0, sequential=20.0, fused=15.0, auto=12.0),
-            row(name="b", gemm=10.0, sequential=20.0, fused=14.0),  # auto ran the same
+            row(name="b", gemm=10.0, sequential=20.0, torch=13.0, fused=14.0),  # auto ran the same
             row(name="c", list_name="sweep", gemm=10.0, sequential=20.0, fused=30.0),
         ]
         assert report.summary(document(*rows)) == [
-            "ag_gemm, TP = 2, graph: mean E 0.70, worst 0.60 (b), 2 shapes of mlp and gpt3"
+            "ag_gemm, TP = 2, graph: mean E 0.70, worst 0.60 (b), the fastest on 1 of 2 shapes of mlp and gpt3"
         ]
 
     def test_studies_compare_with_the_first_column(self):
@@ -148,8 +149,9 @@ class TestTables:
         assert line in compact.splitlines()
         assert "two.svg" in compact
         assert ".svg" not in whole
-        assert text.count("mean E 0.75, worst 0.75 (a), 1 shapes") == 4
+        assert text.count("mean E 0.75, worst 0.75 (a), the fastest on 1 of 1 shapes") == 4
 
+    @needs_results
     def test_the_readme_has_what_the_command_prints(self):
         text = table.README.read_text()
         block = text.split(table.BEGIN)[1].split(table.END)[0]
@@ -171,6 +173,7 @@ class TestPicture:
         bars = plot.speeds(rows, "ag_gemm")
         assert bars == {"sequential": [0.5, 0.5], "torch": [None, 0.625], "flux_ops": [0.8, 1.0]}
 
+    @needs_results
     def test_it_is_light_searchable_and_the_same_each_time(self, plot, tmp_path):
         paths = tmp_path / "a.svg", tmp_path / "b.svg"
         for path in paths:
@@ -181,6 +184,7 @@ class TestPicture:
         for word in ("llama3.1-70b", "gemm_rs", "flux_ops", "TP = 2"):
             assert word in text
 
+    @needs_results
     def test_pictures_of_results_are_light(self):
         pictures = list(report.RESULTS.glob("*.svg"))
         assert pictures

@@ -184,11 +184,11 @@ def test_hooks_of_main_grad(one_rank):
     assert layer.weight.main_grad.abs().max() > 0
 
 
-def test_prepare_skips_what_needs_nothing(one_rank):
+def test_what_prepare_makes_ready(one_rank):
     model = nn.Sequential(ColumnParallelLinear(8, 6, sequence_parallel=True), nn.ReLU(), RowParallelLinear(6, 8))
     flux_ops.nn.prepare(model, 64)
     assert list(model[0].products()) == [("ag_gemm", 6, 8), ("gemm_rs", 8, 6)]
     assert list(model[0].products(training=False)) == [("ag_gemm", 6, 8)]
-    assert list(model[2].products()) == []
+    assert list(model[2].products()) == [("gemm_ar", 8, 6)]
     with pytest.raises(ValueError, match="max_m"):
         model[0].prepare(0)

@@ -1,0 +1,37 @@
+#include "comm/collect.hpp"
+#include "comm/signal.cuh"
+#include "schedule/chunk_order.hpp"
+
+namespace flux {
+namespace {
+
+constexpr int kThreads = 512;
+
+// Each block copies its part of every chunk.
+__global__ void __launch_bounds__(kThreads) collect_kernel(SignalWait wait, Epoch const* arrived, Collect c) {
+  int64_t const vectors = c.chunk_bytes / 16;
+  int64_t const begin = vectors * blockIdx.x / gridDim.x, end = vectors * (blockIdx.x + 1) / gridDim.x;
+  for (int section = 0; section < c.sections; ++section) {
+    for (int step = 1; step < c.world; ++step) {
+      int const owner = wrap_rank(c.rank - step, c.world), piece = c.first_piece + section;
+      if (threadIdx.x == 0) {
+        wait_signal(wait, arrived + owner * kMaxPieces + piece, owner, piece, /*tile_m=*/-1, section);
+      }
+      __syncthreads();
+      int64_t const offset = (int64_t{section} * c.world + owner) * vectors;
+      uint4 const* const from = reinterpret_cast<uint4 const*>(c.from) + offset;
+      uint4* const to = reinterpret_cast<uint4*>(c.to) + offset;
+      for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) to[i] = __ldcs(from + i);
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t stream_collect(cudaStream_t stream, SignalWait const& wait, Epoch const* arrived, Collect const& collect,
+                           int num_blocks) {
+  collect_kernel<<<num_blocks, kThreads, 0, stream>>>(wait, arrived, collect);
+  return cudaGetLastError();
+}
+
+}  // namespace flux

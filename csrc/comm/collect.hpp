@@ -1,0 +1,22 @@
+#pragma once
+// The end of gemm_ar for many rows: the reduced chunks of all peers, from the region into y as they arrive.
+
+#include <cuda_runtime.h>
+
+#include "comm/fault.hpp"
+#include "schedule/workspace_layout.hpp"
+
+namespace flux {
+
+struct Collect {
+  int rank, world, sections;
+  int first_piece;      // signal of section 0; the sections follow
+  int64_t chunk_bytes;  // a multiple of 16; chunk section * world + owner lies at that many of them
+  uint8_t const* from;
+  uint8_t* to;
+};
+
+cudaError_t stream_collect(cudaStream_t stream, SignalWait const& wait, Epoch const* arrived, Collect const& collect,
+                           int num_blocks);
+
+}  // namespace flux

@@ -1,0 +1,39 @@
+#pragma once
+// How many clusters of a kernel the current device runs at once. In-kernel waits rely on all CTAs of the grid being
+// resident, so no grid is larger.
+
+#include <cuda_runtime.h>
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace flux {
+
+inline cudaError_t max_active_clusters(void const* kernel, dim3 cluster, int threads, int smem_bytes, int* device,
+                                       int* result) {
+  static std::mutex mutex;
+  static std::map<std::pair<void const*, int>, int> known;  // by kernel and device
+  if (cudaError_t error = cudaGetDevice(device); error != cudaSuccess) return error;
+  std::lock_guard<std::mutex> const lock(mutex);
+  int& clusters = known[{kernel, *device}];
+  if (clusters == 0) {
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+    if (error != cudaSuccess) return error;
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {cluster.x, cluster.y, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = {cluster.x * 64, cluster.y, 1};
+    config.blockDim = {static_cast<unsigned>(threads), 1, 1};
+    config.dynamicSmemBytes = smem_bytes;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+    if (error != cudaSuccess) return error;
+  }
+  *result = clusters;
+  return cudaSuccess;
+}
+
+}  // namespace flux

@@ -1,0 +1,173 @@
+"""torch.compile and torch.export of functions that call the operators: one graph, few compilations, eager's results."""
+
+import pytest
+import torch
+from torch import nn
+
+import flux_ops
+from tests.cases.base import FP32, OPS, Case, make
+from tests.cases.layout import views_of_x
+from tests.harness.compare import Findings, assert_same, first_difference
+from tests.harness.data import exact_x, generator
+
+HIDDEN, INNER = 24, 40
+SIZES = (8, 16, 17, 1000, 24)  # M / TP
+
+
+class Mlp(nn.Module):
+    """A sequence-parallel MLP: tokens sharded along dimension 0 on its way in and out."""
+
+    def __init__(self, ctx, dtype=torch.float64, activation=torch.relu):
+        super().__init__()
+        self.activation = activation
+        gen = generator(ctx.device, 1, "weight", ctx.rank)
+        self.up = nn.Parameter(exact_x((INNER, HIDDEN), dtype, gen))
+        self.down = nn.Parameter(exact_x((HIDDEN, INNER), dtype, gen))
+
+    def forward(self, x):
+        return flux_ops.gemm_rs(self.activation(flux_ops.ag_gemm(x, self.up)), self.down)
+
+
+def tokens(ctx, *shape, dtype=torch.float64):
+    return exact_x((*shape, HIDDEN), dtype, generator(ctx.device, 2, "x", ctx.rank))
+
+
+def step(function, module, x, mark=False):
+    """[y, dL/dx, dL/dup, dL/ddown]"""
+    x = x.detach().requires_grad_()
+    if mark:
+        torch._dynamo.mark_dynamic(x, 0)
+    y = function(x)
+    factor = torch.arange(y.numel(), device=y.device, dtype=y.dtype).reshape(y.shape).remainder(3)
+    return [y.detach(), *torch.autograd.grad((y * factor).sum(), (x, module.up, module.down))]
+
+
+def counting(module, backend="aot_eager", **options):
+    """(compiled, counter): whatever can't be traced raises."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+    return torch.compile(module, fullgraph=True, backend=counter, **options), counter
+
+
+def training_steps(ctx, dynamic, leading=()):
+    module = Mlp(ctx)
+    compiled, counter = counting(module, dynamic=None if dynamic == "marked" else dynamic)
+    for rows in SIZES:
+        x = tokens(ctx, rows, *leading)
+        want = step(module, module, x)
+        results = step(compiled, module, x, mark=dynamic == "marked")
+        for what, got, expected in zip(("y", "x", "up", "down"), results, want, strict=True):
+            assert_same(got, expected, rank=ctx.rank, what=f"M/TP = {rows}: {what}")
+    allowed = 2 if dynamic is None else 1  # the first size is taken as fixed, unless told otherwise
+    assert counter.frame_count <= allowed, f"compiled {counter.frame_count} times for {len(SIZES)} sizes"
+
+
+def static_step(ctx):
+    module = Mlp(ctx)
+    compiled, counter = counting(module, dynamic=False)
+    x = tokens(ctx, 16)
+    for got, want in zip(step(compiled, module, x), step(module, module, x), strict=True):
+        assert_same(got, want, rank=ctx.rank)
+    assert counter.frame_count == 1
+
+
+def inductor_step(ctx):
+    """On the CPU without a pointwise operator: Inductor would spend minutes on compiling C++."""
+    dtype, activation = (torch.bfloat16, torch.relu) if ctx.is_cuda else (torch.float32, nn.Identity())
+    module = Mlp(ctx, dtype, activation)
+    compiled, _ = counting(module, backend="inductor", dynamic=True)
+    for rows in (16, 17):
+        x = tokens(ctx, rows, dtype=dtype)
+        for got, want in zip(step(compiled, module, x), step(module, module, x), strict=True):
+            assert_same(got, want, rank=ctx.rank, what=f"M/TP = {rows}")
+
+
+def inference_first(ctx):
+    module = Mlp(ctx)
+    compiled, _ = counting(module)
+    x = tokens(ctx, 16)
+    want = step(module, module, x)
+    with torch.inference_mode():
+        assert_same(compiled(x), want[0], rank=ctx.rank)
+    for got, expected in zip(step(compiled, module, x), want, strict=True):
+        assert_same(got, expected, rank=ctx.rank)
+
+
+def exported(ctx):
+    module = Mlp(ctx).requires_grad_(False)
+    rows = torch.export.Dim("rows", min=2, max=4096)
+    program = torch.export.export(module, (tokens(ctx, 16),), dynamic_shapes=({0: rows * 1},))
+    calls = [node.target for node in program.graph.nodes if "flux" in str(node.target)]
+    assert calls == [torch.ops.flux.ag_gemm.default, torch.ops.flux.gemm_rs.default], calls
+    for size in SIZES:
+        x = tokens(ctx, size)
+        assert_same(program.module()(x), module(x), rank=ctx.rank, what=f"M/TP = {size}")
+
+
+def strides(ctx, op):
+    """Eager, compiled and fake results have one shape and one stride, whatever the strides of x."""
+    findings = Findings()
+    case = Case(op, 8, 24, 40, dtype=FP32 if not ctx.is_cuda else torch.bfloat16)
+    operands = make(ctx, case)
+    function = getattr(flux_ops, op)
+    views = views_of_x(operands.x)
+    views["3-D"] = operands.x.reshape(2 * ctx.world, -1, case.k).transpose(0, 1).contiguous().transpose(0, 1)
+    for name, x in views.items():
+        eager = function(x, operands.weight)
+        compiled = counting(function)[0](x, operands.weight)
+        fake = function(x.to("meta"), operands.weight.to("meta"))
+        findings.add(name, first_difference(compiled, eager, rank=ctx.rank))
+        shapes = [(y.shape, y.stride()) for y in (eager, compiled, fake)]
+        findings.add(name, None if len(set(shapes)) == 1 else f"eager, compiled, fake: {shapes}")
+    return findings.finish()
+
+
+def opcheck(ctx, op):
+    case = Case(op, 8, 24, 40, dtype=FP32 if not ctx.is_cuda else torch.bfloat16, bias=True)
+    operands = make(ctx, case)
+    inputs = [operands.x, operands.weight, operands.bias]
+    for tensor in inputs:
+        tensor.requires_grad_()
+    name = torch.distributed.group.WORLD.group_name
+    args = (name, True, "auto") if op == "ag_gemm" else (name, "auto")
+    torch.library.opcheck(getattr(torch.ops.flux, op).default, (*inputs, *args))
+
+
+class CompileCases:
+    @pytest.mark.worlds(2, 4)
+    @pytest.mark.parametrize("dynamic", (None, True, "marked"))
+    def test_training_over_five_sizes(self, ranks, dynamic):
+        ranks.run(training_steps, dynamic)
+
+    @pytest.mark.worlds(2)
+    def test_tokens_of_two_dimensions(self, ranks):
+        ranks.run(training_steps, True, (3,))
+
+    @pytest.mark.worlds(2)
+    def test_a_fixed_size(self, ranks):
+        ranks.run(static_step)
+
+    @pytest.mark.worlds(2)
+    def test_inductor(self, ranks):
+        ranks.run(inductor_step)
+
+    @pytest.mark.worlds(2)
+    def test_inference_first_then_training(self, ranks):
+        ranks.run(inference_first)
+
+    @pytest.mark.worlds(2, 4)
+    def test_export(self, ranks):
+        ranks.run(exported)
+
+    @pytest.mark.worlds(2)
+    @pytest.mark.parametrize("op", OPS)
+    def test_strides(self, ranks, op, record_property):
+        record_property("cells", ranks.run(strides, op)[0])
+
+    @pytest.mark.cpu_is_enough
+    @pytest.mark.worlds(2)
+    @pytest.mark.parametrize("op", OPS)
+    def test_opcheck(self, ranks, op):
+        ranks.run(opcheck, op)

@@ -1,0 +1,5 @@
+from tests.cases.parallel_styles import ParallelStyleCases
+
+
+class TestParallelStyles(ParallelStyleCases):
+    pass

@@ -1,0 +1,5 @@
+from tests.cases.compile import CompileCases
+
+
+class TestGpuCompile(CompileCases):
+    pass

@@ -1,0 +1,5 @@
+from tests.cases.inductor_pass import InductorPassCases
+
+
+class TestGpuInductorPass(InductorPassCases):
+    pass

@@ -1,0 +1,5 @@
+from tests.cases.vllm_layer import VllmCases
+
+
+class TestGpuVllmLayer(VllmCases):
+    pass
