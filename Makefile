@@ -16,11 +16,13 @@ ifeq ($(SYSTEM_PYTHON),1)
   ENVIRONMENT :=
   TOOLS :=
   CUTLASS :=
+  MEGATRON :=
 else
   PY := $(VENV)/bin/python
   ENVIRONMENT := $(VENV)/.torch-installed
   TOOLS := $(VENV)/.tools-installed
   CUTLASS := $(if $(filter 0,$(FLUX_BUILD_CUDA)),,$(VENV)/.cutlass-installed)
+  MEGATRON := $(VENV)/.megatron-installed
   export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 endif
 
@@ -34,7 +36,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
 demo: build-for-machine
 	$(PY) benchmarks/demo.py $(ARGS)
 
-test: build-for-machine
+test: build-for-machine $(MEGATRON)
 	$(PY) -m pytest $(ARGS)
 
 gpu-test: build
@@ -79,6 +81,10 @@ $(VENV)/.tools-installed: requirements/dev.txt | $(VENV)/.torch-installed
 
 $(VENV)/.cutlass-installed: requirements/cutlass.txt | $(VENV)/.torch-installed
 	@echo "Installing the CUTLASS headers into $(VENV): a download of 6 MB."
+	@$(PIP) --no-deps -r $< && touch $@
+
+$(VENV)/.megatron-installed: requirements/megatron.txt | $(VENV)/.torch-installed
+	@echo "Installing megatron-core, for its tests, into $(VENV): a download of 3 MB."
 	@$(PIP) --no-deps -r $< && touch $@
 
 # ---- style

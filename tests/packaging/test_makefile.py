@@ -30,6 +30,8 @@ def test_fresh_machine_gets_an_environment_in_this_folder():
     order = ["-m venv none-here", "requirements/torch.txt", "requirements/dev.txt", "build_ext --inplace", "-m pytest"]
     places = [commands.index(word) for word in order]
     assert places == sorted(places)
+    assert "--no-deps -r requirements/megatron.txt" in commands
+    assert "requirements/megatron.txt" not in dry_run("demo", "VENV=none-here", "HAS_GPU=")
     assert "requirements/cutlass.txt" not in commands
 
 
