@@ -19,6 +19,7 @@ os.environ["FLUX_TUNE_CACHE"] = "off"  # nor does this process use what its user
 
 def pytest_addoption(parser):
     parser.addoption("--thorough", action="store_true", help="on GPUs, run what the CPU backend tests as well")
+    parser.addoption("--worlds", default="", metavar="N[,...]", help="numbers of CPU ranks, in place of the usual ones")
     parser.addoption(
         "--force-config",
         default="",
@@ -68,7 +69,10 @@ def pytest_generate_tests(metafunc):
         return
     device = _device_of(metafunc.definition.path)
     marker = metafunc.definition.get_closest_marker("worlds")
-    worlds = marker.args if marker else CPU_WORLDS
+    asked = tuple(int(world) for world in metafunc.config.getoption("--worlds").split(",") if world)
+    worlds = marker.args if marker else asked or CPU_WORLDS
+    if marker and asked:
+        worlds = [world for world in worlds if world in asked]
     params = []
     if device == "cpu":
         params = [pytest.param((device, world), id=f"cpu{world}") for world in worlds]
