@@ -5,7 +5,7 @@ gemm_rs   Y = reduce_scatter(X · Wᵀ)
 gemm_ar   Y = all_reduce(X · Wᵀ)
 """
 
-from flux_ops import reference
+from flux_ops import nn, reference
 from flux_ops.ops import (
     Dispatch,
     ag_gemm,
@@ -31,6 +31,7 @@ __all__ = [
     "gemm_rs",
     "has_cuda_kernels",
     "last_dispatch",
+    "nn",
     "prepare",
     "reference",
     "set_timeout",

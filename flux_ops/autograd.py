@@ -1,21 +1,37 @@
-"""Backward of the fallback's operators: the formulas, and the reasons, of csrc/ops/autograd.cpp."""
+"""The formulas of csrc/ops/autograd.cpp in Python, and the reasons: for what the compiled operators can't do.
+
+That is the backward of the fallback's operators, and of layers that keep their weight's gradient in main_grad. `needs`
+tells which of x, weight and bias want a gradient; nothing is computed or sent for the others. `weight_grad` is what
+makes the weight's gradient of dY and X, all tokens of both.
+"""
+
+from collections.abc import Callable
 
 import torch
-from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import _get_group_size_by_name as world_size  # a constant when compiled
+
+from flux_ops import extension
+
+Grads = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
-def _wait(work: torch.Tensor) -> torch.Tensor:
+def wait(work: torch.Tensor) -> torch.Tensor:
     return torch.ops._c10d_functional.wait_tensor(work)
 
 
-def _all_gather(x: torch.Tensor, group_name: str) -> torch.Tensor:
-    world = distributed_c10d._resolve_process_group(group_name).size()
-    return _wait(torch.ops._c10d_functional.all_gather_into_tensor(x.contiguous(), world, group_name))
+def start_all_gather(x: torch.Tensor, group_name: str) -> torch.Tensor:
+    """What it returns is there after `wait`."""
+    return torch.ops._c10d_functional.all_gather_into_tensor(x.contiguous(), world_size(group_name), group_name)
 
 
 def _reduce_scatter(x: torch.Tensor, group_name: str) -> torch.Tensor:
-    world = distributed_c10d._resolve_process_group(group_name).size()
-    return _wait(torch.ops._c10d_functional.reduce_scatter_tensor(x.contiguous(), "sum", world, group_name))
+    world = world_size(group_name)
+    return wait(torch.ops._c10d_functional.reduce_scatter_tensor(x.contiguous(), "sum", world, group_name))
+
+
+def _may_run_beside_collective(x: torch.Tensor, group_name: str, strategy: str) -> bool:
+    core = extension.module
+    return core is None or core.may_run_beside_collective(x, group_name, strategy)
 
 
 def _backward_strategy(strategy: str) -> str:
@@ -23,13 +39,58 @@ def _backward_strategy(strategy: str) -> str:
     return "sequential" if strategy == "sequential" else "auto"
 
 
-def _weight_grad(grad_y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def weight_grad(grad_y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """dYᵀ · X over all tokens: [N, K]."""
     return grad_y.flatten(0, -2).t() @ x.flatten(0, -2)
 
 
-def _bias_grad(grad_y: torch.Tensor) -> torch.Tensor:
+def bias_grad(grad_y: torch.Tensor) -> torch.Tensor:
     return grad_y.flatten(0, -2).sum(0)
+
+
+def ag_gemm_grads(
+    needs: tuple[bool, ...],
+    grad_y: torch.Tensor,
+    x: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    group_name: str,
+    strategy: str,
+    has_gathered: bool,
+    weight_grad: Callable = weight_grad,
+) -> Grads:
+    """Of Y = all_gather(X) · Wᵀ + b. `x` is the gathered operand if `has_gathered`."""
+    strategy = _backward_strategy(strategy)
+    grad_x = None
+    gathering = needs[1] and not has_gathered
+    if gathering:  # on its way while gemm_rs runs
+        x = start_all_gather(x, group_name)
+        if not _may_run_beside_collective(x, group_name, strategy):
+            x = wait(x)
+    if needs[0]:
+        grad_x = torch.ops.flux.gemm_rs(grad_y, weight.t(), None, group_name, strategy)
+    if gathering:
+        x = wait(x)
+    return grad_x, weight_grad(grad_y, x) if needs[1] else None, bias_grad(grad_y) if needs[2] else None
+
+
+def gemm_rs_grads(
+    needs: tuple[bool, ...],
+    grad_y: torch.Tensor,
+    x: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    group_name: str,
+    strategy: str,
+    weight_grad: Callable = weight_grad,
+) -> Grads:
+    """Of Y = reduce_scatter(X · Wᵀ) + b. The bias's gradient is the sum over this rank's rows."""
+    grad_x = gathered = None
+    if needs[0]:
+        grad_x, gathered = torch.ops.flux.ag_gemm(
+            grad_y, weight.t(), None, group_name, needs[1], _backward_strategy(strategy)
+        )
+    elif needs[1]:
+        gathered = wait(start_all_gather(grad_y, group_name))
+    return grad_x, weight_grad(gathered, x) if needs[1] else None, bias_grad(grad_y) if needs[2] else None
 
 
 def _setup_ag_gemm(ctx, inputs, output) -> None:
@@ -39,17 +100,13 @@ def _setup_ag_gemm(ctx, inputs, output) -> None:
 
 
 def _backward_ag_gemm(ctx, grad_y, grad_gathered):
-    x, weight = ctx.saved_tensors
-    grad_x = grad_weight = grad_bias = None
-    if ctx.needs_input_grad[0]:
-        grad_x = torch.ops.flux.gemm_rs(grad_y, weight.t(), None, ctx.group_name, _backward_strategy(ctx.strategy))
-        if ctx.has_gathered:
-            grad_x = grad_x + _reduce_scatter(grad_gathered, ctx.group_name)
-    if ctx.needs_input_grad[1]:
-        grad_weight = _weight_grad(grad_y, x if ctx.has_gathered else _all_gather(x, ctx.group_name))
-    if ctx.needs_input_grad[2]:
-        grad_bias = _bias_grad(grad_y)
-    return grad_x, grad_weight, grad_bias, None, None, None
+    grads = ag_gemm_grads(
+        ctx.needs_input_grad, grad_y, *ctx.saved_tensors, ctx.group_name, ctx.strategy, ctx.has_gathered
+    )
+    grad_x = grads[0]
+    if ctx.has_gathered and ctx.needs_input_grad[0]:
+        grad_x = grad_x + _reduce_scatter(grad_gathered, ctx.group_name)
+    return grad_x, *grads[1:], None, None, None
 
 
 def _setup_reduced(ctx, inputs, output) -> None:
@@ -58,20 +115,8 @@ def _setup_reduced(ctx, inputs, output) -> None:
 
 
 def _backward_gemm_rs(ctx, grad_y):
-    x, weight = ctx.saved_tensors
-    grad_x = grad_weight = grad_bias = None
-    needs_weight_grad = ctx.needs_input_grad[1]
-    if ctx.needs_input_grad[0]:
-        grad_x, gathered = torch.ops.flux.ag_gemm(
-            grad_y, weight.t(), None, ctx.group_name, needs_weight_grad, _backward_strategy(ctx.strategy)
-        )
-    elif needs_weight_grad:
-        gathered = _all_gather(grad_y, ctx.group_name)
-    if needs_weight_grad:
-        grad_weight = _weight_grad(gathered, x)
-    if ctx.needs_input_grad[2]:
-        grad_bias = _bias_grad(grad_y)
-    return grad_x, grad_weight, grad_bias, None, None
+    grads = gemm_rs_grads(ctx.needs_input_grad, grad_y, *ctx.saved_tensors, ctx.group_name, ctx.strategy)
+    return *grads, None, None
 
 
 def _backward_gemm_ar(ctx, grad_y):

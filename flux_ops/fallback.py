@@ -67,12 +67,18 @@ def define(why_not_loaded: str) -> torch.library.Library:
     return library
 
 
-def _check(op, x, weight, bias, group_name, strategy, why_not_loaded):
-    """Refuses what the compiled operators refuse; returns the group."""
-    global last_call
+def check_strategy(op: str, strategy: str) -> str:
+    """Refuses a strategy that does not exist; returns it without its configuration."""
     asked, colon, config = strategy.partition(":")
     if asked not in _STRATEGIES or (colon and (not config or asked in ("auto", "sequential"))):
         raise ValueError(f"{op}: strategy is '{strategy}'; allowed are {', '.join(map(repr, _STRATEGIES))}.")
+    return asked
+
+
+def _check(op, x, weight, bias, group_name, strategy, why_not_loaded):
+    """Refuses what the compiled operators refuse; returns the group."""
+    global last_call
+    asked = check_strategy(op, strategy)
     if x.dim() < 2 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"{op}: x has shape {list(x.shape)}, weight {list(weight.shape)}; they must be [..., K], [N, K]."

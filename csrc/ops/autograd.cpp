@@ -21,6 +21,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/distributed/c10d/Functional.hpp>
 
+#include "ops/dispatch.hpp"
 #include "ops/group_state.hpp"
 #include "ops/ops.hpp"
 
@@ -55,9 +56,10 @@ at::Tensor wait(at::Tensor const& work) {
   return op.call(work);
 }
 
-at::Tensor all_gather(at::Tensor const& x, std::string const& group_name) {
+// What it returns is there after `wait`.
+at::Tensor start_all_gather(at::Tensor const& x, std::string const& group_name) {
   static auto const op = find_op<decltype(c10d::all_gather_into_tensor)>("_c10d_functional::all_gather_into_tensor");
-  return wait(op.call(x.contiguous(), resolve_group("all_gather", group_name)->getSize(), group_name));
+  return op.call(x.contiguous(), resolve_group("all_gather", group_name)->getSize(), group_name);
 }
 
 at::Tensor reduce_scatter(at::Tensor const& x, std::string const& group_name) {
@@ -144,12 +146,16 @@ struct AgGemm : torch::autograd::Function<AgGemm> {
 
     at::Tensor grad_x, grad_weight, grad_bias;
     if (grad_y.defined()) {
+      bool const wants_weight = saved.wants(ctx, kWeight);
+      at::Tensor operand = saved.x;
+      if (wants_weight && !has_gathered) {  // on its way while gemm_rs runs
+        operand = start_all_gather(operand, saved.group_name);
+        if (!may_run_beside_collective(operand.device(), saved.group_name, saved.strategy)) operand = wait(operand);
+      }
       if (saved.wants(ctx, kX)) {
         grad_x = gemm_rs_op().call(grad_y, saved.weight.t(), std::nullopt, saved.group_name, saved.strategy);
       }
-      if (saved.wants(ctx, kWeight)) {
-        grad_weight = weight_grad(grad_y, has_gathered ? saved.x : all_gather(saved.x, saved.group_name));
-      }
+      if (wants_weight) grad_weight = weight_grad(grad_y, has_gathered ? operand : wait(operand));
       if (saved.wants(ctx, kBias)) grad_bias = bias_grad(grad_y);
     }
     if (has_gathered && grad_gathered.defined() && saved.wants(ctx, kX)) {
@@ -191,7 +197,7 @@ struct GemmRs : torch::autograd::Function<GemmRs> {
       std::tie(grad_x, gathered) = ag_gemm_op().call(grad_y, saved.weight.t(), std::nullopt, saved.group_name,
                                                      /*return_gathered=*/wants_weight, saved.strategy);
     } else if (wants_weight) {
-      gathered = all_gather(grad_y, saved.group_name);
+      gathered = wait(start_all_gather(grad_y, saved.group_name));
     }
     if (wants_weight) grad_weight = weight_grad(gathered, saved.x);
     if (saved.wants(ctx, kBias)) grad_bias = bias_grad(grad_y);

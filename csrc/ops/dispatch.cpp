@@ -5,7 +5,9 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 
+#include <cstdlib>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 #include "ops/decomposed.hpp"
@@ -196,6 +198,23 @@ Problem checked_problem(GroupState const& state, CallSite const& site, Arguments
 }
 
 }  // namespace
+
+// Whether a collective may be on its way while an op of this strategy runs.
+//
+// On GPUs both can hold SMs while they wait for a peer. On a rank where the collective starts first, some thread blocks
+// of a fused kernel have to wait until others end; where the fused kernel starts first, the collective waits for its
+// end. With two ranks that resolves itself: at least one kernel is there as a whole, so the other gets all that it
+// needs. With more, two ranks may wait for each other's missing thread blocks, and both for the collective of a third.
+// There the order has to be the same on all ranks: with CUDA_DEVICE_MAX_CONNECTIONS=1 it is that of the launches,
+// except in a CUDA graph.
+bool may_run_beside_collective(c10::Device device, std::string const& group_name, std::string const& strategy) {
+  static bool const starts_in_order = [] {
+    char const* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    return connections != nullptr && std::string_view(connections) == "1";
+  }();
+  return !device.is_cuda() || strategy == "sequential" || (starts_in_order && !is_capturing(device)) ||
+         resolve_group("collective", group_name)->getSize() <= 2;
+}
 
 WorkspaceNeeds workspace_needs(Problem const& problem, Strategy strategy, c10::DeviceType device) {
   bool const decomposed = strategy == Strategy::kDecomposed;

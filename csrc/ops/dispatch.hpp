@@ -45,6 +45,8 @@ std::shared_ptr<Plan const> last_dispatch();
 using DispatchCounts = std::map<std::tuple<Op, Strategy, ChosenBy>, int64_t>;
 DispatchCounts dispatch_counts(bool reset);
 
+bool may_run_beside_collective(c10::Device device, std::string const& group_name, std::string const& strategy);
+
 WorkspaceNeeds workspace_needs(Problem const& problem, Strategy strategy, c10::DeviceType device);
 
 // What the tuner measures: strategies as a caller may ask for them, "sequential" first.

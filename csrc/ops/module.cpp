@@ -148,6 +148,10 @@ void add_module_functions(py::module_& m) {
   m.def("config_names",
         [](std::string const& device_type) { return config_names(make_device(device_type, 0).type()); });
   m.def("forget_plans", &forget_plans);
+  m.def("may_run_beside_collective",
+        [](at::Tensor const& x, std::string const& group_name, std::string const& strategy) {
+          return may_run_beside_collective(x.device(), group_name, strategy);
+        });
 
   m.def("last_dispatch", &last_dispatch_dict);
   // {(op, strategy, who has chosen it): calls}

@@ -1,0 +1,204 @@
+"""What the two parallel layers share: the parameters, how they are drawn, cut, loaded and marked."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import distributed_c10d
+
+from flux_ops import fallback
+from flux_ops.nn import functional, sharding
+from flux_ops.nn.sharding import Sharding
+from flux_ops.ops import _group_name as group_name_of
+
+
+class ParallelLinear(nn.Module):
+    """A linear layer whose weight [out, in] is cut along `cut_dim`; the arguments are explained by its subclasses."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_parts: Sequence[int],
+        *,
+        cut_dim: int,
+        bias: bool,
+        group: dist.ProcessGroup | None,
+        sequence_parallel: bool,
+        skip_bias_add: bool,
+        strategy: str,
+        gradient_accumulation_fusion: bool,
+        init_method: Callable[[torch.Tensor], object] | None,
+        generator: torch.Generator | None,
+        dtype: torch.dtype | None,
+        device: torch.device | str | None,
+    ):
+        super().__init__()
+        name = type(self).__name__
+        for argument, value in (("in_features", in_features), *(("out_features", part) for part in out_parts)):
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name}: {argument} is {value!r}; it must be an int of at least 1.")
+        fallback.check_strategy(name, strategy)
+        self.group_name = group_name_of(name, group)  # a name, so that the layer can be copied and pickled
+        self.rank, self.world = self.group.rank(), self.group.size()
+        argument, cut = ("out_features", out_parts) if cut_dim == 0 else ("in_features", [in_features])
+        for size in cut:
+            if size % self.world:
+                raise ValueError(
+                    f"{name}: {argument} is {size}; it is cut into equal pieces and must be a multiple of the number "
+                    f"of ranks, TP = {self.world}."
+                )
+        self.in_features, self.out_features = in_features, sum(out_parts)
+        self.sequence_parallel, self.skip_bias_add, self.strategy = sequence_parallel, skip_bias_add, strategy
+        self.gradient_accumulation_fusion, self.init_method = gradient_accumulation_fusion, init_method
+        self.sharding = Sharding(cut_dim, cut, self.world)
+        shape = [self.out_features, self.in_features]
+        shape[cut_dim] //= self.world
+        self.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
+        self.bias = nn.Parameter(torch.empty(shape[0], dtype=dtype, device=device)) if bias else None
+        self._mark_parameters()
+        self.reset_parameters(generator)
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        return distributed_c10d._resolve_process_group(self.group_name)
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draws the parameters: the same model whatever TP is. Collective.
+
+        Every rank draws the whole weight (of one part, where layers are merged) and keeps its piece. The numbers begin
+        at a seed that rank 0 draws from `generator`, by default from torch's generator of the CPU, whose other draws
+        are not disturbed. The weight is filled by `init_method`, and then the bias is zero; by default both as in
+        nn.Linear. On the meta device nothing is done: call it after `to_empty`.
+        """
+        if self.weight.is_meta:
+            return
+        bound = 1 / math.sqrt(self.in_features)  # what kaiming_uniform_(weight, a=sqrt(5)) comes to
+        fill_weight = self.init_method or (lambda whole: whole.uniform_(-bound, bound))
+        fill_bias = (lambda whole: whole.zero_()) if self.init_method else (lambda whole: whole.uniform_(-bound, bound))
+        with sharding.seeded(sharding.common_seed(generator, self.group), self.weight.device):
+            shape = [self.out_features, self.in_features]
+            sharding.fill_sharded(self.weight, self.sharding, self.rank, shape, fill_weight)
+            if self.bias is not None and self.sharding.dim == 0:
+                sharding.fill_sharded(self.bias, self.sharding, self.rank, [self.out_features], fill_bias)
+            elif self.bias is not None:
+                with torch.no_grad():
+                    fill_bias(self.bias)
+
+    # ---- whole parameters
+
+    def load_full_state_dict(self, state: dict | Sequence[dict]) -> None:
+        """Takes this rank's pieces from the state dict of the whole nn.Linear. No communication.
+
+        Args:
+            state: {"weight": [out, in], "bias": [out]}; where layers are merged also a list, one for each.
+        """
+        name = type(self).__name__
+        states = [state] if isinstance(state, dict) else list(state)
+        own = dict(self.named_parameters())
+        for keys in (one.keys() for one in states):
+            if keys != own.keys():
+                raise ValueError(f"{name}: the state dict has {sorted(keys)}; the layer's has {sorted(own)}.")
+        wholes = {key: torch.cat([one[key] for one in states]) if len(states) > 1 else states[0][key] for key in own}
+        shapes = {"weight": (self.out_features, self.in_features), "bias": (self.out_features,)}
+        for key, whole in wholes.items():
+            if tuple(whole.shape) != shapes[key]:
+                raise ValueError(
+                    f"{name}: {key} of the state dict has shape {list(whole.shape)}; the whole layer's has shape "
+                    f"{list(shapes[key])}."
+                )
+        with torch.no_grad():
+            for key, parameter in own.items():
+                cut = key == "weight" or self.sharding.dim == 0
+                parameter.copy_(self.sharding.shard(wholes[key], self.rank) if cut else wholes[key])
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """The state dict of the whole nn.Linear, on every rank. Collective."""
+        return {
+            key: self.sharding.gather(parameter, self.group)
+            if key == "weight" or self.sharding.dim == 0
+            else parameter.detach().clone()
+            for key, parameter in self.named_parameters()
+        }
+
+    @classmethod
+    def _from_linears(cls, linears: Sequence[nn.Linear], out_features, options):
+        first = linears[0]
+        for argument in ("bias", "dtype", "device"):
+            if argument in options:
+                raise TypeError(f"{cls.__name__}.from_linear: {argument} is that of the nn.Linear.")
+        for linear in linears:
+            alike = [(one.in_features, one.bias is None, one.weight.dtype) for one in (first, linear)]
+            if alike[0] != alike[1]:
+                raise ValueError(
+                    f"{cls.__name__}.from_linear: the layers must have the same in_features, bias or none, and dtype; "
+                    f"they are {first} of {first.weight.dtype} and {linear} of {linear.weight.dtype}."
+                )
+        layer = cls(
+            first.in_features,
+            out_features,
+            bias=first.bias is not None,
+            dtype=first.weight.dtype,
+            device="meta",
+            **options,
+        )
+        layer.to_empty(device=first.weight.device)
+        layer.load_full_state_dict([linear.state_dict() for linear in linears])
+        for key, parameter in layer.named_parameters():
+            parameter.requires_grad_(any(getattr(linear, key).requires_grad for linear in linears))
+        return layer.train(first.training)
+
+    # ---- what frameworks read on parameters
+
+    def _mark_parameters(self) -> None:
+        """Megatron's attributes."""
+        cut_dim, parts = self.sharding.dim, self.sharding.parts
+        stride = len(parts) if len(set(parts)) == 1 else 1
+        for key, parameter in self.named_parameters():
+            parameter.allreduce = True
+            if key == "weight" or cut_dim == 0:
+                parameter.tensor_model_parallel = True
+                parameter.partition_dim, parameter.partition_stride = cut_dim, stride
+            else:  # each rank has the gradient of its own tokens
+                parameter.sequence_parallel = self.sequence_parallel
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        self._mark_parameters()  # a parameter may have been replaced
+        return self
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self._mark_parameters()
+
+    # ----
+
+    def _product(self, x: torch.Tensor, form: str, save_gathered: bool = False) -> torch.Tensor:
+        return functional.linear(
+            x,
+            self.weight,
+            None if self.skip_bias_add else self.bias,
+            form,
+            self.group_name,
+            self.strategy,
+            save_gathered,
+            self.gradient_accumulation_fusion,
+        )
+
+    def products(self, training: bool = True) -> Iterator[tuple[str, int, int]]:
+        """(op, N, K) of the overlapped products that the forward, and with `training` the backward, make."""
+        raise NotImplementedError
+
+    def prepare(self, max_tokens: int, training: bool = True) -> None:
+        """flux_ops.nn.prepare for this layer alone."""
+        from flux_ops.nn.model import prepare  # it knows this class
+
+        prepare(self, max_tokens, training=training)
+
+    def extra_repr(self) -> str:
+        parts = list(self.sharding.parts) if len(self.sharding.parts) > 1 else self.out_features
+        return (
+            f"in_features={self.in_features}, out_features={parts}, bias={self.bias is not None}, "
+            f"sequence_parallel={self.sequence_parallel}, rank {self.rank} of TP={self.world}"
+        )

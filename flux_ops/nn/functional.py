@@ -1,0 +1,210 @@
+"""Differentiable pieces of parallel layers. A group is named by its name, as in torch.ops.flux.
+
+Where the operators' own autograd is not enough, ParallelProduct is the node of the graph: for the forms without
+sequence parallelism, and for every form whose weight's gradient goes to main_grad.
+
+    form        Y                              dX                     dW                       what is kept
+    ag_gemm     all_gather(X) · Wᵀ + b         reduce_scatter(dY·W)   dYᵀ · all_gather(X)      X, or its gathered form
+    gemm_rs     reduce_scatter(X · Wᵀ) + b     all_gather(dY) · W     all_gather(dY)ᵀ · X      X
+    copy        X · Wᵀ + b                     all_reduce(dY · W)     dYᵀ · X                  X
+    gemm_ar     all_reduce(X · Wᵀ) + b         dY · W                 dYᵀ · X                  X
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from flux_ops import autograd
+from flux_ops.nn.main_grad import MainGrad
+from flux_ops.ops import _group_name as group_name_of
+
+FORMS = ("ag_gemm", "gemm_rs", "copy", "gemm_ar")
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    form: str,
+    group_name: str,
+    strategy: str = "auto",
+    save_gathered: bool = False,
+    main_grad: bool = False,
+) -> torch.Tensor:
+    """One product in one of the FORMS, with its derivatives. See the layers for the arguments."""
+    if main_grad and weight.requires_grad and torch.is_grad_enabled():
+        return ParallelProduct.apply(x, weight, bias, form, group_name, strategy, save_gathered, True)
+    if form == "ag_gemm":
+        gathers = save_gathered and weight.requires_grad and torch.is_grad_enabled()
+        return torch.ops.flux.ag_gemm(x, weight, bias, group_name, gathers, strategy)[0]
+    if form == "gemm_rs":
+        return torch.ops.flux.gemm_rs(x, weight, bias, group_name, strategy)
+    return ParallelProduct.apply(x, weight, bias, form, group_name, strategy, False, False)
+
+
+def _gemm_ar(x, weight, bias, group_name, strategy):
+    y = autograd.wait(_start_all_reduce(F.linear(x, weight), group_name))
+    return y if bias is None else y + bias
+
+
+class ParallelProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, form, group_name, strategy, save_gathered, main_grad):
+        needs = ctx.needs_input_grad
+        ctx.call = form, group_name, strategy, save_gathered and needs[1]
+        ctx.main_grad = MainGrad(weight) if main_grad and needs[1] else None
+        operand = x
+        if form == "ag_gemm":
+            y, gathered = torch.ops.flux.ag_gemm(x, weight, bias, group_name, ctx.call[3], strategy)
+            operand = gathered if ctx.call[3] else x
+        elif form == "gemm_rs":
+            y = torch.ops.flux.gemm_rs(x, weight, bias, group_name, strategy)
+        elif form == "copy":
+            y = F.linear(x, weight, bias)
+        else:
+            y = _gemm_ar(x, weight, bias, group_name, strategy)
+        ctx.save_for_backward(operand if needs[1] else None, weight if needs[0] else None)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_y):
+        x, weight = ctx.saved_tensors
+        form, group_name, strategy, has_gathered = ctx.call
+        needs = ctx.needs_input_grad[:3]
+        weight_grad = ctx.main_grad.add if ctx.main_grad else autograd.weight_grad
+        if form == "ag_gemm":
+            grads = autograd.ag_gemm_grads(
+                needs, grad_y, x, weight, group_name, strategy, has_gathered, weight_grad=weight_grad
+            )
+        elif form == "gemm_rs":
+            grads = autograd.gemm_rs_grads(needs, grad_y, x, weight, group_name, strategy, weight_grad=weight_grad)
+        else:
+            grads = _replicated_grads(needs, grad_y, x, weight, group_name if form == "copy" else None, weight_grad)
+        return *grads, None, None, None, None, None
+
+
+def _replicated_grads(needs, grad_y, x, weight, reduce_over, weight_grad):
+    """Of a product whose X (copy) or Y (gemm_ar) all ranks hold whole; of copy, dX is still to be summed over them."""
+    grad_x = None
+    reducing = needs[0] and reduce_over is not None
+    if needs[0]:
+        grad_x = torch.matmul(grad_y, weight)
+    if reducing:  # on its way while the weight's gradient is computed
+        grad_x = _start_all_reduce(grad_x, reduce_over)
+    grad_weight = weight_grad(grad_y, x) if needs[1] else None
+    grad_bias = autograd.bias_grad(grad_y) if needs[2] else None
+    return autograd.wait(grad_x) if reducing else grad_x, grad_weight, grad_bias
+
+
+def _start_all_reduce(x: torch.Tensor, group_name: str) -> torch.Tensor:
+    """The sum over the ranks is there after `wait`. `x` is the caller's own and is given up."""
+    if autograd.world_size(group_name) == 1:
+        return x
+    if torch.compiler.is_compiling():  # traced code is functional
+        return torch.ops._c10d_functional.all_reduce(x, "sum", group_name)
+    return torch.ops._c10d_functional.all_reduce_(x.contiguous(), "sum", group_name)
+
+
+class _Copy(torch.autograd.Function):
+    """Y = X; dX = all_reduce(dY)."""
+
+    @staticmethod
+    def forward(ctx, x, group_name):
+        ctx.group_name = group_name
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad_y):
+        return autograd.wait(_start_all_reduce(grad_y.clone(), ctx.group_name)), None
+
+
+class _GatherLast(torch.autograd.Function):
+    """Y = the ranks' X side by side, in the last dimension; dX = this rank's part of dY, which all ranks hold alike."""
+
+    @staticmethod
+    def forward(ctx, x, group_name, rank):
+        ctx.place = group_name, rank
+        return _gather_last(x, group_name)
+
+    @staticmethod
+    def backward(ctx, grad_y):
+        return _own_last(grad_y, *ctx.place), None, None
+
+
+class _SplitLast(torch.autograd.Function):
+    """Y = this rank's part of X, which all ranks hold alike, in the last dimension; dX = the ranks' dY side by side."""
+
+    @staticmethod
+    def forward(ctx, x, group_name, rank):
+        ctx.group_name = group_name
+        return _own_last(x, group_name, rank)
+
+    @staticmethod
+    def backward(ctx, grad_y):
+        return _gather_last(grad_y, ctx.group_name), None, None
+
+
+def gather_last(x: torch.Tensor, group_name: str, rank: int) -> torch.Tensor:
+    return _GatherLast.apply(x, group_name, rank)
+
+
+def split_last(x: torch.Tensor, group_name: str, rank: int) -> torch.Tensor:
+    return _SplitLast.apply(x, group_name, rank)
+
+
+def _gather_last(x, group_name):
+    world = autograd.world_size(group_name)
+    parts = autograd.wait(autograd.start_all_gather(x.unsqueeze(0), group_name))
+    return parts.movedim(0, -2).reshape(*x.shape[:-1], world * x.shape[-1])
+
+
+def _own_last(x, group_name, rank):
+    return x.chunk(autograd.world_size(group_name), dim=-1)[rank].contiguous()
+
+
+def column_parallel(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None] | None = None,
+    *,
+    group=None,
+    sequence_parallel: bool = True,
+    strategy: str = "auto",
+) -> tuple[torch.Tensor, ...]:
+    """Several column-parallel products of one x, which is gathered once: Y_i = all_gather(X) · W_iᵀ + b_i.
+
+    For weights that are parameters of their own (query, key and value; gate and up). The first product overlaps with
+    the gather, the others are plain products of the gathered x, which the graph keeps. One ColumnParallelProduct with
+    several out_features makes one product of them, which is faster.
+
+    Args:
+        x: [M/TP, ..., K] with sequence_parallel, as for flux_ops.ag_gemm; else [M, ..., K], the same on all ranks.
+        weights: [N_i, K] each, this rank's rows.
+        biases: [N_i] each, or None.
+        group, strategy: as for flux_ops.ag_gemm.
+
+    Returns one Y_i [M, ..., N_i] for each weight. Differentiable; dX is summed over all products and ranks.
+
+    Raises as flux_ops.ag_gemm does; ValueError if there is no weight, or not one bias for each.
+
+    The same in plain PyTorch::
+
+        gathered = torch.distributed.nn.functional.all_gather(x, group)  # then torch.cat
+        ys = [torch.nn.functional.linear(gathered, w, b) for w, b in zip(weights, biases)]
+    """
+    biases = [None] * len(weights) if biases is None else list(biases)
+    if not weights or len(biases) != len(weights):
+        raise ValueError(
+            f"column_parallel: weights has {len(weights)} and biases {len(biases)} elements; there must be at least "
+            "one weight, and a bias or None for each."
+        )
+    group_name = group_name_of("column_parallel", group)
+    if not sequence_parallel:
+        x = _Copy.apply(x, group_name)
+        return tuple(F.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
+    several = len(weights) > 1
+    first, gathered = torch.ops.flux.ag_gemm(x, weights[0], biases[0], group_name, several, strategy)
+    return first, *(F.linear(gathered, w, b) for w, b in zip(weights[1:], biases[1:], strict=True))

@@ -1,0 +1,155 @@
+"""Layers at the edge: tokens that TP does not divide, dimensions that are not gathered, sizes that can't be cut."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import flux_ops
+from flux_ops.nn import ColumnParallelLinear, RowParallelLinear
+from tests.cases.base import BF16, refused
+from tests.cases.layers import IN, OUT, TOKENS, Cell
+from tests.harness.compare import Findings, first_difference
+from tests.harness.data import exact_x, generator
+
+
+def good_call(ctx, cell, findings, what):
+    """A forward and a backward of a cell that had refusals before."""
+    for tensor in (cell.x, cell.layer.weight, cell.layer.bias):
+        tensor.grad = None
+    y = cell.require((1, 1, 1)).layer(cell.x)
+    cell.compare(findings, f"{what}: y", y.detach(), cell.expected()[0])
+    y.backward(cell.grad)
+    cell.compare_grads(findings, what)
+
+
+def uneven_tokens(ctx, kind):
+    """M that TP does not divide: refused on every rank, with M and TP; the next good call is right."""
+    findings, messages = Findings(), []
+    cell = Cell(ctx, kind, True, seed=8, tokens=24)  # 24 rows are no rank's share of what is refused
+    world = ctx.world
+    for m in sorted({world + 1, 2 * world - 1, 17, 127, 1001, 4026}):
+        if m % world == 0:
+            continue
+        rows = torch.tensor_split(torch.arange(m), world)[ctx.rank].numel() if kind == "column" else m
+        x = exact_x((rows, cell.x.shape[-1]), BF16, generator(ctx.device, m, "x")).requires_grad_()
+        messages.append((m, *refused(ctx, lambda x=x: cell.layer(x))))
+        good_call(ctx, cell, findings, f"after M = {m}")
+    findings.finish()
+    return messages
+
+
+def half_known_tokens(ctx):
+    """Rank 1 has run its share before, so nothing is exchanged: the timeout tells what rank 0 was about to do."""
+    findings = Findings()
+    cell = Cell(ctx, "column", True, seed=8)
+    good_call(ctx, cell, findings, "before")
+    extra = 1 if ctx.rank == 0 else 0
+    before = flux_ops.ops.settings.timeout_s
+    flux_ops.set_timeout(2)
+    try:
+        with pytest.raises(dist.DistBackendError) as caught:
+            cell.layer(torch.ones(TOKENS + extra, IN, dtype=BF16))
+    finally:
+        flux_ops.set_timeout(before)
+    dist.barrier()
+    flux_ops.destroy()
+    good_call(ctx, cell, findings, "after")
+    findings.finish()
+    return str(caught.value)
+
+
+def any_tokens(ctx, kind):
+    """Without sequence parallelism M may be anything."""
+    findings = Findings()
+    cell = Cell(ctx, kind, False, seed=8)
+    for m in (1, ctx.world + 1, 17, 127):
+        x = exact_x((m, IN), BF16, generator(ctx.device, m, "x"))
+        want = cell.of_output(cell.whole(x.double()).detach()).to(BF16)
+        problem = first_difference(cell.layer(cell.of_input(x)).detach(), want, rank=ctx.rank)
+        findings.add(f"M = {m}", problem)
+    return findings.finish()
+
+
+def dimensions(ctx, kind):
+    """x [S, B, K] and [B, S, K]: dimension 0 is gathered or scattered, whatever it means, and no other."""
+    findings = Findings()
+    world, rank = ctx.world, ctx.rank
+    for shape in [(8 * world, b) for b in (1, 2, 5)] + [(b * world, 7) for b in (1, 2, 5)] + [(world, 3, 5)]:
+        cell = Cell(ctx, kind, True, seed=9)
+        x_whole = exact_x((*shape, IN), BF16, generator(ctx.device, 1, "x"))
+        x_whole += torch.arange(shape[0], device=ctx.device).view(-1, *[1] * len(shape)) // (shape[0] // world)
+        y = cell.layer(cell.of_input(x_whole))
+        want = cell.of_output(cell.whole(x_whole.double()).detach()).to(BF16)
+        problem = first_difference(y.detach(), want, rank=rank)
+        findings.add(f"x {[*shape, IN]}", problem)
+    return findings.finish()
+
+
+def refused_sizes(ctx):
+    world = ctx.world
+    makers = {
+        "out_features": lambda: ColumnParallelLinear(IN, world * 8 + 1),
+        "one of out_features": lambda: ColumnParallelLinear(IN, [world * 8, world * 8 + 1]),
+        "in_features": lambda: RowParallelLinear(world * 8 + 1, OUT),
+        "no dimension": lambda: ColumnParallelLinear(IN, OUT, sequence_parallel=True, device=ctx.device)(
+            torch.ones(IN, device=ctx.device)
+        ),
+    }
+    return {what: refused(ctx, make) for what, make in makers.items()}
+
+
+def unlike_ranks(ctx):
+    """A gather of unlike shards is refused for plain tensors too."""
+    x = torch.ones(4 + (ctx.rank == 0), IN, dtype=BF16, device=ctx.device)
+    weight = torch.ones(16, IN, dtype=BF16, device=ctx.device)
+    return refused(ctx, lambda: flux_ops.nn.column_parallel(x, [weight, weight]))
+
+
+class LayerLimitCases:
+    @pytest.mark.parametrize("kind", ("column", "row"))
+    def test_tokens_that_tp_does_not_divide(self, ranks, kind):
+        for messages in ranks.run(uneven_tokens, kind):
+            assert messages
+            for m, error, message in messages:
+                assert error == "ValueError"
+                if kind == "row":
+                    assert f"M = {m}" in message
+                    assert f"TP = {ranks.world}" in message
+                else:  # the rows of every rank
+                    rows = {part.numel() for part in torch.tensor_split(torch.arange(m), ranks.world)}
+                    assert all(f"x [{r}, " in message for r in rows), message
+                    assert f"rank {ranks.world - 1}:" in message
+
+    @pytest.mark.cpu_is_enough
+    @pytest.mark.worlds(2)
+    def test_tokens_that_one_rank_knows(self, ranks):
+        waited, behind = ranks.run(half_known_tokens)
+        assert "rank 0 waited 2 s for rank 1" in waited
+        assert f"Rank 0 was about to run ag_gemm(x [{TOKENS + 1}, " in behind
+
+    @pytest.mark.parametrize("kind", ("column", "row"))
+    def test_any_number_of_tokens_without_sequence_parallelism(self, ranks, kind):
+        ranks.run(any_tokens, kind)
+
+    @pytest.mark.parametrize("kind", ("column", "row"))
+    def test_dimension_0_is_gathered_and_scattered(self, ranks, kind):
+        ranks.run(dimensions, kind)
+
+    @pytest.mark.worlds(2, 4)
+    def test_sizes_that_can_not_be_cut(self, ranks):
+        for refusals in ranks.run(refused_sizes):
+            size = ranks.world * 8 + 1
+            for what in ("out_features", "one of out_features", "in_features"):
+                error, message = refusals[what]
+                assert error == "ValueError"
+                assert what.split()[-1] in message
+                assert str(size) in message
+                assert f"TP = {ranks.world}" in message
+            assert refusals["no dimension"][0] == "ValueError"
+
+    @pytest.mark.worlds(2)
+    def test_ranks_with_unlike_shards(self, ranks):
+        for error, message in ranks.run(unlike_ranks):
+            assert error == "ValueError"
+            assert "x [5, " in message
+            assert "x [4, " in message

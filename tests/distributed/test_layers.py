@@ -1,0 +1,20 @@
+from tests.cases.blocks import BlockCases
+from tests.cases.layer_limits import LayerLimitCases
+from tests.cases.layer_state import LayerStateCases
+from tests.cases.layers import LayerCases
+
+
+class TestLayers(LayerCases):
+    pass
+
+
+class TestBlocks(BlockCases):
+    pass
+
+
+class TestLayerState(LayerStateCases):
+    pass
+
+
+class TestLayerLimits(LayerLimitCases):
+    pass
