@@ -122,8 +122,8 @@ def _backward_gemm_rs(ctx, grad_y):
 def _backward_gemm_ar(ctx, grad_y):
     x, weight = ctx.saved_tensors
     grad_x = grad_y @ weight if ctx.needs_input_grad[0] else None
-    grad_weight = _weight_grad(grad_y, x) if ctx.needs_input_grad[1] else None
-    grad_bias = _bias_grad(grad_y) if ctx.needs_input_grad[2] else None
+    grad_weight = weight_grad(grad_y, x) if ctx.needs_input_grad[1] else None
+    grad_bias = bias_grad(grad_y) if ctx.needs_input_grad[2] else None
     return grad_x, grad_weight, grad_bias, None, None
 
 
