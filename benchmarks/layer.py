@@ -4,7 +4,7 @@
     python benchmarks/layer.py --layers llama3.1-8b --world 2 --rounds 30
     python benchmarks/layer.py --device cpu               CPU processes, sizes divided: to see that it runs
 
-RMSNorm, attention by scaled_dot_product_attention, MLP (examples/model.py), sequence-parallel, M tokens of one sequence:
+The blocks of examples/model.py, sequence-parallel, with M tokens of one sequence:
 
     plain             torch.nn.functional.linear and NCCL, one after the other
     flux              the layers of flux_ops.nn; they keep what was gathered for the backward, as `plain` does

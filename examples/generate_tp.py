@@ -1,6 +1,6 @@
 """Greedy generation of text with a tensor-parallel Llama: with flux_ops.nn and with plain PyTorch, in turns.
 
-    python examples/generate_tp.py                               all GPUs if there are at least two, else two CPU processes
+    python examples/generate_tp.py                      all GPUs if there are at least two, else two CPU processes
     python examples/generate_tp.py --size 8b-layers --sequences 8 --new 256
     python examples/train_tp.py --save build/weights && python examples/generate_tp.py --load build/weights
 

@@ -1,4 +1,4 @@
-"""The layers of flux_ops.nn in plain PyTorch: torch.nn.functional.linear and functional collectives, one after the other.
+"""The layers of flux_ops.nn in plain PyTorch: a linear function and a collective, one after the other.
 
 They have the same parameters, drawn in the same way, and differ in `forward` alone.
 """

@@ -1,8 +1,8 @@
-"""Trains a small Llama on text, tensor-parallel times data-parallel: with flux_ops.nn and with plain PyTorch, in turns.
+"""Trains a small Llama on text, tensor- and data-parallel: with flux_ops.nn and with plain PyTorch, in turns.
 
-    python examples/train_tp.py                                 all GPUs if there are at least two, else two CPU processes
-    python examples/train_tp.py --size small --tp 4             8 GPUs: TP = 4, two replicas
-    python examples/train_tp.py --size 8b-layers --steps 100    layers as large as those of Llama-3.1-8B
+    python examples/train_tp.py                         all GPUs if there are at least two, else two CPU processes
+    python examples/train_tp.py --tp 4                  of 8 GPUs: TP = 4, two replicas
+    python examples/train_tp.py --size 8b-layers        four layers as large as those of Llama-3.1-8B
     python examples/train_tp.py --device cpu --world 4 --tp 2
     torchrun --nproc-per-node 4 examples/train_tp.py
 
@@ -117,9 +117,8 @@ def train(place, args):
         raise SystemExit(f"--tp is {tp}; it must divide the number of ranks, {place.world}.")
     mesh = init_device_mesh(place.device.type, (place.world // tp, tp), mesh_dim_names=("dp", "tp"))
     corpus = text.standard_library()
-    place.say(
-        f"{config}\n{setting}\nTP = {tp}, {place.world // tp} replicas, {len(corpus):,} bytes of text, {place.device.type}"
-    )
+    place.say(f"{config}\n{setting}")
+    place.say(f"TP = {tp}, {place.world // tp} replicas, {len(corpus):,} bytes of text, {place.device.type}")
     runs = {layers: Training(layers, config, setting, mesh, place.device) for layers in LAYERS}
     flux_ops.dispatch_counts(reset=True)
     for i in range(setting.steps):
