@@ -89,14 +89,15 @@ class Embedding(nn.Module):
         whole = parallel.column(config.hidden, config.vocab)
         self.weight = whole.weight  # [vocab / TP, hidden], cut as that of a column-parallel layer
         self.first = whole.rank * self.weight.shape[0]
-        self.group_name, self.sequence_parallel = whole.group_name, parallel.sequence_parallel
+        self.group, self.sequence_parallel = parallel.group, parallel.sequence_parallel
 
     def forward(self, tokens):
         own, local = own_tokens(tokens, self.first, self.weight.shape[0])
         x = F.embedding(local, self.weight) * own.unsqueeze(-1)
         if self.sequence_parallel:
-            return collectives.reduce_scatter_tensor_autograd(x, "sum", 0, self.group_name)
-        return collectives.all_reduce(x, "sum", self.group_name)
+            return collectives.reduce_scatter_tensor_autograd(x, "sum", 0, self.group or dist.group.WORLD)
+        dist.all_reduce(x, group=self.group)
+        return x
 
 
 def own_tokens(tokens, first, count):

@@ -1,9 +1,10 @@
-"""The layers of flux_ops.nn in plain PyTorch: a linear function and a collective, one after the other.
+"""The layers of flux_ops.nn in plain PyTorch: a matrix product and a collective, one after the other.
 
 They have the same parameters, drawn in the same way, and differ in `forward` alone.
 """
 
 import torch
+import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 import torch.nn.functional as F
 
@@ -20,7 +21,9 @@ class ColumnParallelLinear(nn.ColumnParallelLinear):
             _refuse_gradients(x)
         y = F.linear(x, self.weight, self.bias)
         if self.gather_output:
-            return collectives.all_gather_tensor(y, y.dim() - 1, self.group_name)
+            parts = y.new_empty(self.world, *y.shape)
+            dist.all_gather_into_tensor(parts, y.unsqueeze(0).contiguous(), group=self.group)
+            return torch.cat(parts.unbind(), dim=-1)
         return y.split(self.sharding.local_parts, dim=-1) if self.split_output else y
 
 
@@ -33,7 +36,7 @@ class RowParallelLinear(nn.RowParallelLinear):
             y = collectives.reduce_scatter_tensor_autograd(y, "sum", 0, self.group_name)
         else:
             _refuse_gradients(x)
-            y = collectives.all_reduce(y, "sum", self.group_name)
+            dist.all_reduce(y, group=self.group)
         return y if self.bias is None else y + self.bias
 
 
