@@ -21,6 +21,7 @@ SIZES = {
     "cpu": {"train_tp": "--steps 6 --length 64 --sequences 2", "generate_tp": "--new 16"},
     "cuda": {"train_tp": "--steps 12 --length 2048 --sequences 1", "generate_tp": "--new 32"},
 }
+LIMITS = {"cpu": 5e-6, "cuda": 2e-2}  # of a loss: Adam hides what is wrong by a factor, so few steps show little
 
 
 def run_script(path, folder, device, *args):
@@ -30,6 +31,11 @@ def run_script(path, folder, device, *args):
     result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=110, cwd=folder)
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
     return result.stdout.splitlines()
+
+
+def apart(losses, wants):
+    """The largest difference of two curves, relative to the loss."""
+    return max(abs(loss - want) / want for loss, want in zip(losses, wants, strict=True))
 
 
 class Examples:
@@ -108,7 +114,7 @@ class ExampleCases:
         document, _ = examples.train(world, tp)
         flux, plain_ = document["losses"]["flux"], document["losses"]["plain"]
         assert len(flux) == len(plain_) == document["setting"]["steps"]
-        assert all(abs(a - b) <= document["tolerance"] * b for a, b in zip(flux, plain_, strict=True))
+        assert apart(flux, plain_) < LIMITS[self.device]
         assert flux[-1] < 0.9 * flux[0]
         assert document["step_ms"].keys() == {"flux", "plain"}
         assert any("fused" in how for how in document["ran"]), document["ran"]
@@ -118,8 +124,7 @@ class ExampleCases:
         """As many replicas get the same text, whatever TP is."""
         document, alone = examples.train(world, tp)[0], examples.train(world // tp, 1)[0]
         for layers, losses in document["losses"].items():
-            wants = alone["losses"][layers]
-            assert all(abs(a - b) <= document["tolerance"] * b for a, b in zip(losses, wants, strict=True)), layers
+            assert apart(losses, alone["losses"][layers]) < LIMITS[self.device], layers
 
     def test_generation_of_trained_weights(self, examples):
         trained, weights = examples.train(2, 2)
