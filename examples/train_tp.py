@@ -7,8 +7,8 @@
     torchrun --nproc-per-node 4 examples/train_tp.py
 
 Both models begin with the same weights and get the same tokens, so their losses must stay together: within 0.01 %
-on CPUs (float32), 2 % on GPUs (products in bfloat16, weights and their updates in float32). The losses, the times of the
-steps and what ran are written as JSON, and drawn if matplotlib is there (--plot).
+on CPUs (float32), 2 % on GPUs (products in bfloat16, weights and their updates in float32). The losses, the times of
+the steps and what ran are written as JSON; --plot draws them, with matplotlib.
 """
 
 import argparse
