@@ -1,10 +1,11 @@
 # make demo   builds the package in a virtual environment in this folder, and runs a tensor-parallel MLP
+# make train, make generate   the same, and run an example
 # make test   the same, and runs every test that this machine can run
 #
 # SYSTEM_PYTHON=1    uses the current python3 and its packages: no virtual environment, no download
 # BUILD=0            uses the extension module that is there
 # FLUX_BUILD_CUDA=1  requires the CUDA kernels; 0 leaves them out
-# PYTHON=...         the Python that makes the virtual environment;  ARGS="..."  more arguments for pytest, demo or bench
+# PYTHON=...         the Python that makes the virtual environment;  ARGS="..."  more arguments for what is run
 
 SHELL := /bin/bash
 VENV := .venv
@@ -31,10 +32,16 @@ CPP_FILES = $(shell find csrc tests -name '*.cpp' -o -name '*.hpp' -o -name '*.c
 BUILD_COMMAND = $(PY) setup.py --quiet build_ext --inplace
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test gpu-test bench build build-for-machine lint format clean
+.PHONY: demo train generate test gpu-test bench build build-for-machine lint format clean
 
 demo: build-for-machine
 	$(PY) benchmarks/demo.py $(ARGS)
+
+train: build-for-machine
+	$(PY) examples/train_tp.py $(ARGS)
+
+generate: build-for-machine
+	$(PY) examples/generate_tp.py $(ARGS)
 
 test: build-for-machine $(MEGATRON)
 	$(PY) -m pytest $(ARGS)

@@ -17,7 +17,7 @@ def dry_run(target, *settings):
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-@pytest.mark.parametrize("target", ("demo", "test"))
+@pytest.mark.parametrize("target", ("demo", "train", "generate", "test"))
 def test_system_python_makes_no_environment_and_downloads_nothing(target):
     commands = dry_run(target, "SYSTEM_PYTHON=1", "VENV=none-here")
     assert "pip" not in commands

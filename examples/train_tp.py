@@ -1,0 +1,230 @@
+"""Trains a small Llama on text, tensor- and data-parallel: with flux_ops.nn and with plain PyTorch, in turns.
+
+    python examples/train_tp.py                         all GPUs if there are at least two, else two CPU processes
+    python examples/train_tp.py --tp 4                  of 8 GPUs: TP = 4, two replicas
+    python examples/train_tp.py --size 8b-layers        four layers as large as those of Llama-3.1-8B
+    python examples/train_tp.py --device cpu --world 4 --tp 2
+    torchrun --nproc-per-node 4 examples/train_tp.py
+
+Both models begin with the same weights and get the same tokens, so their losses must stay together: within 0.01 %
+on CPUs (float32), 2 % on GPUs (products in bfloat16, weights and their updates in float32). The losses, the times of
+the steps and what ran are written as JSON; --plot draws them, with matplotlib.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import statistics
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+import flux_ops
+from examples import text
+from examples.model import CONFIGS, LAYERS, Decoder, Parallel, loss_of
+from flux_ops import launch
+from flux_ops.bench import report
+
+LIMIT_S = 540
+TOLERANCE = {"cpu": 1e-4, "cuda": 2e-2}  # of the difference of the losses, relative to the loss
+WARMUP = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Of each replica: tokens of a step are length · sequences."""
+
+    length: int
+    sequences: int
+    steps: int
+    learning_rate: float
+
+
+SETTINGS = {
+    "tiny": Setting(128, 4, 60, 3e-3),
+    "small": Setting(2048, 4, 300, 6e-4),
+    "8b-layers": Setting(4096, 2, 100, 3e-4),
+}
+
+
+class Training:
+    """A model, its optimiser, and what its steps gave."""
+
+    def __init__(self, layers, config, setting, mesh, device):
+        self.tp, self.dp, self.setting = mesh["tp"].get_group(), mesh["dp"].get_group(), setting
+        torch.manual_seed(0)
+        self.model = Decoder(config, Parallel(LAYERS[layers], self.tp, sequence_parallel=True, device=device))
+        # One FSDP unit: its collectives run before the forward and after the backward, never beside a fused kernel.
+        half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        fully_shard(self.model, mesh=mesh["dp"], mp_policy=half if device.type == "cuda" else MixedPrecisionPolicy())
+        for module in self.model.modules():
+            if isinstance(module, torch.nn.RMSNorm):
+                module.weight.sequence_parallel = True  # FSDP has put its own parameter there
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=setting.learning_rate, weight_decay=0.1)
+        self.losses, self.seconds = [], []
+
+    def step(self, tokens, targets):
+        warm = min(1.0, (len(self.losses) + 1) / 10)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.setting.learning_rate * warm
+        self.optimizer.zero_grad()
+        loss = loss_of(self.model(tokens), targets, self.tp)
+        loss.backward()
+        allreduce_sequence_parallel_grads(self.model, self.tp)
+        self.optimizer.step()
+        loss = loss.detach()
+        dist.all_reduce(loss, group=self.dp)
+        return loss.item() / dist.get_world_size(self.dp)
+
+    def timed_step(self, place, tokens, targets):
+        dist.barrier()
+        place.sync()
+        started = time.perf_counter()
+        self.losses.append(self.step(tokens, targets))  # .item() waits for the GPU
+        self.seconds.append(time.perf_counter() - started)
+
+    def save(self, folder, config):
+        """A file for each tensor-parallel rank, which examples/generate_tp.py reads."""
+        state = {name: parameter.full_tensor() for name, parameter in self.model.state_dict().items()}
+        if dist.get_rank(self.dp) == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = folder / f"rank{dist.get_rank(self.tp)}of{dist.get_world_size(self.tp)}.pt"
+            torch.save({"config": dataclasses.asdict(config), "state": state}, file)
+
+
+def allreduce_sequence_parallel_grads(model, group):
+    """flux_ops.nn.allreduce_sequence_parallel_grads for gradients that FSDP has cut."""
+    for parameter in model.parameters():
+        if getattr(parameter, "sequence_parallel", False):
+            grad = parameter.grad
+            dist.all_reduce(grad.to_local() if isinstance(grad, DTensor) else grad, group=group)
+
+
+def train(place, args):
+    config, setting = CONFIGS[args.size], SETTINGS[args.size]
+    given = {name: getattr(args, name) for name in ("length", "sequences", "steps", "learning_rate")}
+    setting = dataclasses.replace(setting, **{name: value for name, value in given.items() if value})
+    tp = args.tp or place.world
+    if place.world % tp:
+        raise SystemExit(f"--tp is {tp}; it must divide the number of ranks, {place.world}.")
+    mesh = init_device_mesh(place.device.type, (place.world // tp, tp), mesh_dim_names=("dp", "tp"))
+    corpus = text.standard_library()
+    place.say(f"{config}\n{setting}")
+    place.say(f"TP = {tp}, {place.world // tp} replicas, {len(corpus):,} bytes of text, {place.device.type}")
+    runs = {layers: Training(layers, config, setting, mesh, place.device) for layers in LAYERS}
+    flux_ops.dispatch_counts(reset=True)
+    for i in range(setting.steps):
+        launch.watch(120)
+        seed = i * mesh["dp"].size() + mesh["dp"].get_local_rank()
+        tokens, targets = (t.to(place.device) for t in text.batch(corpus, setting.length, setting.sequences, seed))
+        for run in runs.values():
+            run.timed_step(place, tokens, targets)
+        if i % max(setting.steps // 10, 1) == 0 or i == setting.steps - 1:
+            place.say(
+                f"step {i:4}  " + "  ".join(f"loss {layers} {run.losses[-1]:.4f}" for layers, run in runs.items())
+            )
+    if args.save:
+        runs["flux"].save(args.save, config)
+    return summary(place, args, config, setting, tp, runs)
+
+
+def summary(place, args, config, setting, tp, runs):
+    """The document that is written. `fine`: the losses stayed together, and fell."""
+    losses = {layers: run.losses for layers, run in runs.items()}
+    apart = max(abs(a - b) / b for a, b in zip(losses["flux"], losses["plain"], strict=True))
+    slowest = {
+        layers: [max(ranks) for ranks in zip(*place.everyone(run.seconds), strict=True)] for layers, run in runs.items()
+    }
+    times = {layers: 1e3 * statistics.median(seconds[WARMUP:] or seconds) for layers, seconds in slowest.items()}
+    tenth = max(setting.steps // 10, 1)
+    first, last = (statistics.fmean(part) for part in (losses["flux"][:tenth], losses["flux"][-tenth:]))
+    tolerance = TOLERANCE[place.device.type]
+    return {
+        "environment": {**report.environment(place), "tp": tp, "dp": place.world // tp},
+        "config": dataclasses.asdict(config),
+        "setting": dataclasses.asdict(setting),
+        "losses": losses,
+        "largest_difference": apart,
+        "tolerance": tolerance,
+        "first_loss": first,
+        "last_loss": last,
+        "step_ms": times,
+        "ran": {" ".join(how): calls for how, calls in flux_ops.dispatch_counts().items()},
+        "fine": apart <= tolerance and last < first,
+    }
+
+
+def show(place, document):
+    times = document["step_ms"]
+    place.say(f"\nflux_ops ran: {document['ran']}")
+    place.say(f"loss: {document['first_loss']:.3f} at first, {document['last_loss']:.3f} at last")
+    place.say(
+        f"largest difference between flux and plain: {document['largest_difference']:.1e} of the loss, allowed "
+        f"{document['tolerance']:.0e}"
+    )
+    place.say(
+        f"step, median: plain {times['plain']:.1f} ms, flux {times['flux']:.1f} ms: "
+        f"{times['plain'] / times['flux']:.2f} times as fast"
+    )
+    if not place.is_cuda:
+        place.say(
+            "(On CPU processes there is no link to hide: this shows that the training is right, not that it wins.)"
+        )
+
+
+def plot(document, path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    for (layers, losses), style in zip(document["losses"].items(), ("-", "--"), strict=True):
+        axes.plot(losses, style, label=f"{layers}: {document['step_ms'][layers]:.1f} ms a step")
+    axes.set(xlabel="step", ylabel="loss, nats per byte")
+    axes.legend()
+    figure.savefig(path, bbox_inches="tight")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="", choices=("", "cpu", "cuda"))
+    parser.add_argument("--world", type=int, default=0, help="ranks; default: all GPUs, or 2 CPU processes")
+    parser.add_argument("--tp", type=int, default=0, help="tensor-parallel ranks; default: all, with one replica")
+    parser.add_argument("--size", default="", choices=("", *CONFIGS), help="default: small on GPUs, tiny on CPUs")
+    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--length", type=int, default=0, help="tokens of a sequence")
+    parser.add_argument("--sequences", type=int, default=0, help="sequences of a replica's step")
+    parser.add_argument("--learning-rate", type=float, default=0)
+    parser.add_argument("--out", type=pathlib.Path, default="build/train_tp.json", help="the losses and times")
+    parser.add_argument("--plot", type=pathlib.Path, default=None, help="a picture of them (.svg, .png, .pdf)")
+    parser.add_argument("--save", type=pathlib.Path, default=None, help="folder for the weights, for generate_tp.py")
+    args = parser.parse_args()
+    gpus = torch.cuda.device_count()
+    device = args.device or ("cuda" if gpus > 1 else "cpu")
+    args.size = args.size or ("small" if device == "cuda" else "tiny")
+    if not launch.under_launcher():
+        sys.exit(launch.run_ranks(args.world or (gpus if device == "cuda" else 2), LIMIT_S))
+    with launch.joined(device) as place:
+        document = train(place, args)
+        show(place, document)
+        if place.rank == 0:
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            args.out.write_text(json.dumps(document, indent=1) + "\n")
+            print(f"written: {args.out}")
+            if args.plot:
+                plot(document, args.plot)
+        flux_ops.destroy(None)
+    sys.exit(0 if document["fine"] else "The losses are apart, or did not fall.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+from tests.cases.examples import ExampleCases
+
+
+class TestExamples(ExampleCases):
+    device = "cpu"

@@ -1,0 +1,5 @@
+from tests.cases.examples import ExampleCases
+
+
+class TestGpuExamples(ExampleCases):
+    device = "cuda"
