@@ -135,10 +135,16 @@ inline std::vector<ArChoice> ar_candidates(Problem const& problem) {
   return candidates;
 }
 
-// Why the plain sequence is faster than the first candidate, or empty.
+// Why the plain sequence is faster than the first candidate, or empty. With more rows than a tile has, the kernels for
+// few rows read the weights more than once.
 inline std::string why_ar_is_slower(Problem const& problem) {
   std::vector<ArChoice> const candidates = ar_candidates(problem);
-  if (candidates.empty() || candidates.front().is_few_rows()) return {};
+  if (candidates.empty()) return {};
+  if (candidates.front().is_few_rows()) {
+    int const most = kArKernels[kNumArKernels - 1].tile_m;
+    if (problem.rows <= most) return {};
+    return "M is " + std::to_string(problem.rows) + "; the kernels for few rows pay up to " + std::to_string(most);
+  }
   return why_fused_is_slower(section_problem(problem, candidates.front().many_rows.sections));
 }
 
