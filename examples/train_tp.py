@@ -25,7 +25,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 import flux_ops
 from examples import text
@@ -78,7 +77,7 @@ class Training:
         self.optimizer.zero_grad()
         loss = loss_of(self.model(tokens), targets, self.tp)
         loss.backward()
-        allreduce_sequence_parallel_grads(self.model, self.tp)
+        flux_ops.nn.allreduce_sequence_parallel_grads(self.model, self.tp)
         self.optimizer.step()
         loss = loss.detach()
         dist.all_reduce(loss, group=self.dp)
@@ -98,14 +97,6 @@ class Training:
             folder.mkdir(parents=True, exist_ok=True)
             file = folder / f"rank{dist.get_rank(self.tp)}of{dist.get_world_size(self.tp)}.pt"
             torch.save({"config": dataclasses.asdict(config), "state": state}, file)
-
-
-def allreduce_sequence_parallel_grads(model, group):
-    """flux_ops.nn.allreduce_sequence_parallel_grads for gradients that FSDP has cut."""
-    for parameter in model.parameters():
-        if getattr(parameter, "sequence_parallel", False):
-            grad = parameter.grad
-            dist.all_reduce(grad.to_local() if isinstance(grad, DTensor) else grad, group=group)
 
 
 def train(place, args):

@@ -44,14 +44,16 @@ def allreduce_sequence_parallel_grads(module: nn.Module, group: dist.ProcessGrou
         module: the model.
         group: the tensor-parallel group; by default all ranks.
 
-    The gradient is `main_grad` where the parameter has one, else `grad`. A parameter without a gradient is left out: on
-    all ranks alike.
+    The gradient is `main_grad` where the parameter has one, else `grad`; of a DTensor's, as FSDP2 cuts them, this rank's
+    part. A parameter without a gradient is left out: on all ranks alike. (fully_shard puts parameters of its own in the
+    place of those it finds: give them the attribute again.)
     """
     grads = []
     for parameter in module.parameters():
         if parameter.requires_grad and getattr(parameter, "sequence_parallel", False):
             main_grad = getattr(parameter, "main_grad", None)
-            grads.append(parameter.grad if main_grad is None else main_grad)
+            grad = parameter.grad if main_grad is None else main_grad
+            grads.append(grad.to_local() if hasattr(grad, "to_local") else grad)  # of a DTensor
     of_kind: dict[tuple, list[torch.Tensor]] = {}
     for grad in grads:
         if grad is not None:
