@@ -44,9 +44,9 @@ def allreduce_sequence_parallel_grads(module: nn.Module, group: dist.ProcessGrou
         module: the model.
         group: the tensor-parallel group; by default all ranks.
 
-    The gradient is `main_grad` where the parameter has one, else `grad`; of a DTensor's, as FSDP2 cuts them, this rank's
-    part. A parameter without a gradient is left out: on all ranks alike. (fully_shard puts parameters of its own in the
-    place of those it finds: give them the attribute again.)
+    The gradient is `main_grad` where the parameter has one, else `grad`; of a DTensor, as FSDP2 cuts them, this rank's
+    part. A parameter without a gradient is left out: on all ranks alike. fully_shard puts parameters of its own in the
+    place of those it finds: give them the attribute again.
     """
     grads = []
     for parameter in module.parameters():
