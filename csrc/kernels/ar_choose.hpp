@@ -41,6 +41,8 @@ inline bool parse_ar_choice(std::string const& text, ArChoice* choice) {
   return choice->many_rows.sections >= 1 && choice->name() == text;
 }
 
+constexpr int kMostArSections = 4;
+
 // With fewer, the chunks of the ranks are mostly padding.
 inline int64_t least_many_rows(int world) { return int64_t{128} * world; }
 
@@ -65,23 +67,24 @@ inline std::string why_not_ar(Problem const& problem, ArChoice const& choice) {
     return {};
   }
   LaunchChoice const& many = choice.many_rows;
+  // Without M itself: `auto` warns of a reason once.
   if (problem.rows < least_many_rows(problem.world)) {
-    return "M = " + std::to_string(problem.rows) + " is less than " + std::to_string(least_many_rows(problem.world));
+    return "the kernels for many rows take M from " + std::to_string(least_many_rows(problem.world)) + " on";
   }
   if (problem.rows % (int64_t{many.sections} * problem.world) != 0) {
-    return "M = " + std::to_string(problem.rows) +
-           " is not a multiple of TP x sections = " + std::to_string(many.sections * problem.world);
+    return "the kernels for many rows take an M that is a multiple of TP x sections = " +
+           std::to_string(many.sections * problem.world);
   }
-  if (many.sections * (many.pieces + 1) > kMaxPieces) {
-    return std::to_string(many.sections) + " sections of " + std::to_string(many.pieces) + " pieces need more than " +
-           std::to_string(kMaxPieces) + " signals";
+  if (many.sections > kMostArSections || many.sections * (many.pieces + 1) > kMaxPieces) {
+    return std::to_string(many.sections) + " sections of " + std::to_string(many.pieces) + " pieces are more than " +
+           std::to_string(kMostArSections) + ", or need more than " + std::to_string(kMaxPieces) + " signals";
   }
   return {};
 }
 
 // Bytes of a region and of the send buffer for many rows, whatever the kernel and the sections. They grow with M.
 inline int64_t ar_send_bytes_at_most(Problem const& problem) {
-  constexpr int64_t kPaddingM = 4 * 256, kPaddingN = 256;  // at most 4 sections; tiles of at most 256, in clusters
+  constexpr int64_t kPaddingM = kMostArSections * 256, kPaddingN = 256;  // tiles of at most 256, in clusters
   if (problem.rows < least_many_rows(problem.world)) return 0;
   return (problem.world - 1) * (ceil_div(problem.rows, problem.world) + kPaddingM) * (problem.n + kPaddingN) *
          element_size(problem.dtype);
