@@ -24,6 +24,15 @@ def start_all_gather(x: torch.Tensor, group_name: str) -> torch.Tensor:
     return torch.ops._c10d_functional.all_gather_into_tensor(x.contiguous(), world_size(group_name), group_name)
 
 
+def start_all_reduce(x: torch.Tensor, group_name: str) -> torch.Tensor:
+    """The sum over the ranks is there after `wait`. `x` is the caller's own and is given up."""
+    if world_size(group_name) == 1:
+        return x
+    if torch.compiler.is_compiling():  # traced code is functional
+        return torch.ops._c10d_functional.all_reduce(x, "sum", group_name)
+    return torch.ops._c10d_functional.all_reduce_(x.contiguous(), "sum", group_name)
+
+
 def _reduce_scatter(x: torch.Tensor, group_name: str) -> torch.Tensor:
     world = world_size(group_name)
     return wait(torch.ops._c10d_functional.reduce_scatter_tensor(x.contiguous(), "sum", world, group_name))
@@ -93,6 +102,25 @@ def gemm_rs_grads(
     return grad_x, weight_grad(gathered, x) if needs[1] else None, bias_grad(grad_y) if needs[2] else None
 
 
+def replicated_grads(
+    needs: tuple[bool, ...],
+    grad_y: torch.Tensor,
+    x: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    sum_over: str | None = None,
+    weight_grad: Callable = weight_grad,
+) -> Grads:
+    """Of Y = X · Wᵀ + b, where all ranks hold dY alike: Y was summed over them (gemm_ar). Or where they hold X alike,
+    whose gradient is then the sum over the group `sum_over`."""
+    grad_x = torch.matmul(grad_y, weight) if needs[0] else None
+    summing = needs[0] and sum_over is not None
+    if summing:  # on its way while the weight's gradient is computed
+        grad_x = start_all_reduce(grad_x, sum_over)
+    grad_weight = weight_grad(grad_y, x) if needs[1] else None
+    grad_bias = bias_grad(grad_y) if needs[2] else None
+    return wait(grad_x) if summing else grad_x, grad_weight, grad_bias
+
+
 def _setup_ag_gemm(ctx, inputs, output) -> None:
     x, weight, _, ctx.group_name, ctx.has_gathered, ctx.strategy = inputs
     # The gathered operand is kept only where the caller holds it anyhow; otherwise the backward gathers again.
@@ -120,11 +148,7 @@ def _backward_gemm_rs(ctx, grad_y):
 
 
 def _backward_gemm_ar(ctx, grad_y):
-    x, weight = ctx.saved_tensors
-    grad_x = grad_y @ weight if ctx.needs_input_grad[0] else None
-    grad_weight = weight_grad(grad_y, x) if ctx.needs_input_grad[1] else None
-    grad_bias = bias_grad(grad_y) if ctx.needs_input_grad[2] else None
-    return grad_x, grad_weight, grad_bias, None, None
+    return *replicated_grads(ctx.needs_input_grad, grad_y, *ctx.saved_tensors), None, None
 
 
 def register() -> None:

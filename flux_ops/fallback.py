@@ -69,9 +69,9 @@ def define(why_not_loaded: str) -> torch.library.Library:
 
 def check_strategy(op: str, strategy: str) -> str:
     """Refuses a strategy that does not exist; returns it without its configuration."""
-    asked, colon, config = strategy.partition(":")
+    asked, colon, config = strategy.partition(":") if isinstance(strategy, str) else ("", "", "")
     if asked not in _STRATEGIES or (colon and (not config or asked in ("auto", "sequential"))):
-        raise ValueError(f"{op}: strategy is '{strategy}'; allowed are {', '.join(map(repr, _STRATEGIES))}.")
+        raise ValueError(f"{op}: strategy is {strategy!r}; allowed are {', '.join(map(repr, _STRATEGIES))}.")
     return asked
 
 

@@ -9,6 +9,7 @@ from torch.distributed import distributed_c10d
 from flux_ops import config, extension, fallback
 from flux_ops.config import settings
 from flux_ops.hooks import Hooks
+from flux_ops.tuner.cache import OPS
 from flux_ops.version import __version__
 
 _core = extension.module
@@ -37,7 +38,6 @@ else:
     _core.set_cpu_threads(settings.cpu_threads)
 _ag_gemm, _gemm_rs = torch.ops.flux.ag_gemm.default, torch.ops.flux.gemm_rs.default
 _gemm_ar = torch.ops.flux.gemm_ar.default
-_OPS = ("ag_gemm", "gemm_rs", "gemm_ar")
 
 
 def ag_gemm(
@@ -220,8 +220,8 @@ def prepare(
 
     Does nothing where the fused strategy can't run, and never makes a workspace smaller.
     """
-    if op not in (None, *_OPS):
-        raise ValueError(f"prepare: op is {op!r}; allowed are {', '.join(map(repr, _OPS))} and None (all of them).")
+    if op not in (None, *OPS):
+        raise ValueError(f"prepare: op is {op!r}; allowed are {', '.join(map(repr, OPS))} and None (all of them).")
     for name, value in (("max_m", max_m), ("n", n), ("k", k)):
         if type(value) is not int or not 1 <= value < 2**31:
             raise ValueError(f"prepare: {name} is {value!r}; it must be an int from 1 to 2^31 - 1.")
@@ -243,7 +243,7 @@ def prepare(
         _hooks.agree(site, f"prepare(op {op}, max_m {max_m}, n {n}, k {k}, {name} on {device.type})")
     if _hooks.why_not_connected(site, where):
         return
-    ops = (op,) if op else _OPS
+    ops = (op,) if op else OPS
     needs = [_core.workspace_needs(one, device.type, world, max_m, n, k, name) for one in ops]
     _hooks.grow(site, where, max(region for region, _ in needs), max(send for _, send in needs))
 

@@ -13,7 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
 from torch.distributed.tensor import parallel as torch_styles
 
+from flux_ops import fallback
 from flux_ops.hooks import warn_once
+from flux_ops.nn.functional import SumGrad
 
 __all__ = ["ColwiseParallel", "RowwiseParallel"]
 
@@ -31,25 +33,15 @@ class _OverlappedLinear(nn.Linear):
         return self._style.run(self, x)
 
 
-class _SumGrad(torch.autograd.Function):
-    """A parameter that all ranks hold alike, in front of an operator whose gradient covers this rank's rows alone."""
-
-    @staticmethod
-    def forward(ctx, parameter, group_name):
-        ctx.group_name = group_name
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx, grad):
-        work = torch.ops._c10d_functional.all_reduce(grad.contiguous(), "sum", ctx.group_name)
-        return torch.ops._c10d_functional.wait_tensor(work), None
-
-
 class _Overlapped:
     """What both styles have in common; mixed into torch's style of the same name, which is the fallback."""
 
-    strategy: str
     _overlapped: tuple[type[Placement], ...]  # layouts that the operators bring about
+
+    def __init__(self, *, input_layouts=None, output_layouts=None, use_local_output=True, strategy="auto"):
+        super().__init__(input_layouts=input_layouts, output_layouts=output_layouts, use_local_output=use_local_output)
+        fallback.check_strategy(type(self).__name__, strategy)
+        self.strategy = strategy
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if isinstance(module, nn.Embedding):
@@ -120,10 +112,6 @@ class ColwiseParallel(_Overlapped, torch_styles.ColwiseParallel):
 
     _overlapped = (Shard,)
 
-    def __init__(self, *, input_layouts=None, output_layouts=None, use_local_output=True, strategy="auto"):
-        super().__init__(input_layouts=input_layouts, output_layouts=output_layouts, use_local_output=use_local_output)
-        self.strategy = strategy
-
     def _sharded(self, module):
         return (self.input_layouts[0], "input_layouts"), (getattr(module, "out_features", 0), "out_features")
 
@@ -145,8 +133,8 @@ class RowwiseParallel(_Overlapped, torch_styles.RowwiseParallel):
 
     For nn.Linear. With `output_layouts=Shard(dim)`, the sum over the ranks of x [..., M, ..., K/TP] · Wᵀ is scattered
     along `dim` by gemm_rs; with `Replicate()`, the default, all ranks have it: Y = all_reduce(X · Wᵀ) + b, by gemm_ar.
-    The weight [N, K/TP] is a DTensor, Shard(1), the bias [N] one that is replicated, as
-    those of torch's style; its gradient is summed over the ranks.
+    The weight [N, K/TP] is a DTensor, Shard(1), the bias [N] one that is replicated, as those of torch's style; the
+    bias's gradient is summed over the ranks.
 
     gemm_rs scatters dimension 0. For another `dim`, it is moved to the front and back: a copy of this rank's x and one
     of y, where torch's style copies the product; none of them for b = 1.
@@ -159,11 +147,7 @@ class RowwiseParallel(_Overlapped, torch_styles.RowwiseParallel):
     """
 
     _overlapped = (Shard, Replicate)
-
-    def __init__(self, *, input_layouts=None, output_layouts=None, use_local_output=True, strategy="auto"):
-        super().__init__(input_layouts=input_layouts, output_layouts=output_layouts, use_local_output=use_local_output)
-        self.desired_input_layouts = (Shard(-1),)
-        self.strategy = strategy
+    desired_input_layouts = (Shard(-1),)
 
     def _sharded(self, module):
         return (self.output_layouts[0], "output_layouts"), (getattr(module, "in_features", 0), "in_features")
@@ -181,7 +165,7 @@ class RowwiseParallel(_Overlapped, torch_styles.RowwiseParallel):
             y = torch.ops.flux.gemm_ar(x, weight, bias, linear._group_name, self.strategy)
             return self._wrapped(linear, y, layout)
         if bias is not None:
-            bias = _SumGrad.apply(bias, linear._group_name)
+            bias = SumGrad.apply(bias, linear._group_name)  # that of gemm_rs covers this rank's rows alone
         x = x.movedim(layout.dim, 0)
         y = torch.ops.flux.gemm_rs(x, weight, bias, linear._group_name, self.strategy)
         return self._wrapped(linear, y.movedim(0, layout.dim).contiguous(), layout)

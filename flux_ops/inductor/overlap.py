@@ -6,6 +6,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph, Node
 
+from flux_ops import fallback
 from flux_ops.inductor import gather, reduce
 from flux_ops.inductor.graph import NotMatchedError, c10d, merge_equal_gathers
 from flux_ops.inductor.report import Left, Replaced, Report
@@ -37,9 +38,12 @@ class OverlapPass(CustomGraphPass):
 
     Args:
         strategy: of all operators, as in flux_ops.ag_gemm.
+
+    Raises ValueError for an unknown strategy.
     """
 
     def __init__(self, strategy: str = "auto"):
+        fallback.check_strategy("OverlapPass", strategy)
         self.strategy = strategy
 
     def __call__(self, graph: Graph) -> None:

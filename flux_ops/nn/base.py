@@ -80,11 +80,15 @@ class ParallelLinear(nn.Module):
         with sharding.seeded(sharding.common_seed(generator, self.group), self.weight.device):
             shape = [self.out_features, self.in_features]
             sharding.fill_sharded(self.weight, self.sharding, self.rank, shape, fill_weight)
-            if self.bias is not None and self.sharding.dim == 0:
+            if self.bias is not None and self._is_cut("bias"):
                 sharding.fill_sharded(self.bias, self.sharding, self.rank, [self.out_features], fill_bias)
             elif self.bias is not None:
                 with torch.no_grad():
                     fill_bias(self.bias)
+
+    def _is_cut(self, key: str) -> bool:
+        """Whether each rank has a piece of this parameter; the bias beside a weight cut along its inputs is whole."""
+        return key == "weight" or self.sharding.dim == 0
 
     # ---- whole parameters
 
@@ -93,9 +97,13 @@ class ParallelLinear(nn.Module):
 
         Args:
             state: {"weight": [out, in], "bias": [out]}; where layers are merged also a list, one for each.
+
+        Raises ValueError where keys or shapes are not those of the whole layer.
         """
         name = type(self).__name__
         states = [state] if isinstance(state, dict) else list(state)
+        if len(states) not in (1, len(self.sharding.parts)):
+            raise ValueError(f"{name}: state has {len(states)} state dicts; it must be one, or one for each part.")
         own = dict(self.named_parameters())
         for keys in (one.keys() for one in states):
             if keys != own.keys():
@@ -110,43 +118,55 @@ class ParallelLinear(nn.Module):
                 )
         with torch.no_grad():
             for key, parameter in own.items():
-                cut = key == "weight" or self.sharding.dim == 0
-                parameter.copy_(self.sharding.shard(wholes[key], self.rank) if cut else wholes[key])
+                whole = wholes[key]
+                parameter.copy_(self.sharding.shard(whole, self.rank) if self._is_cut(key) else whole)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """The state dict of the whole nn.Linear, on every rank. Collective."""
         return {
-            key: self.sharding.gather(parameter, self.group)
-            if key == "weight" or self.sharding.dim == 0
-            else parameter.detach().clone()
+            key: self.sharding.gather(parameter, self.group) if self._is_cut(key) else parameter.detach().clone()
             for key, parameter in self.named_parameters()
         }
 
     @classmethod
-    def _from_linears(cls, linears: Sequence[nn.Linear], out_features, options):
+    def from_linear(cls, linear: nn.Linear | Sequence[nn.Linear], **options) -> "ParallelLinear":
+        """The layer that computes what `linear` does, or several that a ColumnParallelLinear merges.
+
+        Dtype, device, bias and what requires a gradient are those of `linear`, which all ranks hold whole; `options`
+        are the constructor's others. Raises TypeError for what is no nn.Linear, and for options that are the linear's;
+        ValueError for several that are not alike.
+        """
+        merges = isinstance(linear, (Sequence, nn.ModuleList))
+        linears = list(linear) if merges else [linear]
+        if not linears or not all(isinstance(one, nn.Linear) for one in linears):
+            kinds = ", ".join(type(one).__name__ for one in linears) or "empty"
+            raise TypeError(
+                f"{cls.__name__}.from_linear: linear is {kinds}; it must be an nn.Linear, or a list of some."
+            )
         first = linears[0]
         for argument in ("bias", "dtype", "device"):
             if argument in options:
                 raise TypeError(f"{cls.__name__}.from_linear: {argument} is that of the nn.Linear.")
-        for linear in linears:
-            alike = [(one.in_features, one.bias is None, one.weight.dtype) for one in (first, linear)]
+        for other in linears:
+            alike = [(one.in_features, one.bias is None, one.weight.dtype) for one in (first, other)]
             if alike[0] != alike[1]:
                 raise ValueError(
                     f"{cls.__name__}.from_linear: the layers must have the same in_features, bias or none, and dtype; "
-                    f"they are {first} of {first.weight.dtype} and {linear} of {linear.weight.dtype}."
+                    f"they are {first} of {first.weight.dtype} and {other} of {other.weight.dtype}."
                 )
+        sizes = [one.out_features for one in linears]
         layer = cls(
             first.in_features,
-            out_features,
+            sizes if merges else sizes[0],
             bias=first.bias is not None,
             dtype=first.weight.dtype,
             device="meta",
             **options,
         )
         layer.to_empty(device=first.weight.device)
-        layer.load_full_state_dict([linear.state_dict() for linear in linears])
+        layer.load_full_state_dict([one.state_dict() for one in linears])
         for key, parameter in layer.named_parameters():
-            parameter.requires_grad_(any(getattr(linear, key).requires_grad for linear in linears))
+            parameter.requires_grad_(any(getattr(one, key).requires_grad for one in linears))
         return layer.train(first.training)
 
     # ---- what frameworks read on parameters
@@ -157,7 +177,7 @@ class ParallelLinear(nn.Module):
         stride = len(parts) if len(set(parts)) == 1 else 1
         for key, parameter in self.named_parameters():
             parameter.allreduce = True
-            if key == "weight" or cut_dim == 0:
+            if self._is_cut(key):
                 parameter.tensor_model_parallel = True
                 parameter.partition_dim, parameter.partition_stride = cut_dim, stride
             else:  # each rank has the gradient of its own tokens

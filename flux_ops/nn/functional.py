@@ -34,79 +34,52 @@ def linear(
     main_grad: bool = False,
 ) -> torch.Tensor:
     """One product in one of the FORMS, with its derivatives. See the layers for the arguments."""
-    if main_grad and weight.requires_grad and torch.is_grad_enabled():
-        return ParallelProduct.apply(x, weight, bias, form, group_name, strategy, save_gathered, True)
+    wants_weight = weight.requires_grad and torch.is_grad_enabled()
+    main_grad, save_gathered = main_grad and wants_weight, save_gathered and wants_weight
+    if main_grad or form == "copy":
+        return ParallelProduct.apply(x, weight, bias, form, group_name, strategy, save_gathered, main_grad)
+    return _product(x, weight, bias, form, group_name, strategy, save_gathered)[0]
+
+
+def _product(x, weight, bias, form, group_name, strategy, gathers):
+    """(Y, the gathered X if `gathers`, else X)"""
     if form == "ag_gemm":
-        gathers = save_gathered and weight.requires_grad and torch.is_grad_enabled()
-        return torch.ops.flux.ag_gemm(x, weight, bias, group_name, gathers, strategy)[0]
+        y, gathered = torch.ops.flux.ag_gemm(x, weight, bias, group_name, gathers, strategy)
+        return y, gathered if gathers else x
     if form == "gemm_rs":
-        return torch.ops.flux.gemm_rs(x, weight, bias, group_name, strategy)
+        return torch.ops.flux.gemm_rs(x, weight, bias, group_name, strategy), x
     if form == "gemm_ar":
-        return torch.ops.flux.gemm_ar(x, weight, bias, group_name, strategy)
-    return ParallelProduct.apply(x, weight, bias, form, group_name, strategy, False, False)
+        return torch.ops.flux.gemm_ar(x, weight, bias, group_name, strategy), x
+    return F.linear(x, weight, bias), x
 
 
 class ParallelProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, form, group_name, strategy, save_gathered, main_grad):
         needs = ctx.needs_input_grad
-        ctx.call = form, group_name, strategy, save_gathered and needs[1]
-        ctx.main_grad = MainGrad(weight) if main_grad and needs[1] else None
-        operand = x
-        if form == "ag_gemm":
-            y, gathered = torch.ops.flux.ag_gemm(x, weight, bias, group_name, ctx.call[3], strategy)
-            operand = gathered if ctx.call[3] else x
-        elif form == "gemm_rs":
-            y = torch.ops.flux.gemm_rs(x, weight, bias, group_name, strategy)
-        elif form == "copy":
-            y = F.linear(x, weight, bias)
-        else:
-            y = torch.ops.flux.gemm_ar(x, weight, bias, group_name, strategy)
+        ctx.call = form, group_name, strategy, save_gathered
+        ctx.main_grad = MainGrad(weight) if main_grad else None
+        y, operand = _product(x, weight, bias, *ctx.call)
         ctx.save_for_backward(operand if needs[1] else None, weight if needs[0] else None)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_y):
-        x, weight = ctx.saved_tensors
         form, group_name, strategy, has_gathered = ctx.call
-        needs = ctx.needs_input_grad[:3]
+        given = ctx.needs_input_grad[:3], grad_y, *ctx.saved_tensors
         weight_grad = ctx.main_grad.add if ctx.main_grad else autograd.weight_grad
         if form == "ag_gemm":
-            grads = autograd.ag_gemm_grads(
-                needs, grad_y, x, weight, group_name, strategy, has_gathered, weight_grad=weight_grad
-            )
+            grads = autograd.ag_gemm_grads(*given, group_name, strategy, has_gathered, weight_grad)
         elif form == "gemm_rs":
-            grads = autograd.gemm_rs_grads(needs, grad_y, x, weight, group_name, strategy, weight_grad=weight_grad)
+            grads = autograd.gemm_rs_grads(*given, group_name, strategy, weight_grad)
         else:
-            grads = _replicated_grads(needs, grad_y, x, weight, group_name if form == "copy" else None, weight_grad)
+            grads = autograd.replicated_grads(*given, group_name if form == "copy" else None, weight_grad)
         return *grads, None, None, None, None, None
 
 
-def _replicated_grads(needs, grad_y, x, weight, reduce_over, weight_grad):
-    """Of a product whose X (copy) or Y (gemm_ar) all ranks hold whole; of copy, dX is still to be summed over them."""
-    grad_x = None
-    reducing = needs[0] and reduce_over is not None
-    if needs[0]:
-        grad_x = torch.matmul(grad_y, weight)
-    if reducing:  # on its way while the weight's gradient is computed
-        grad_x = _start_all_reduce(grad_x, reduce_over)
-    grad_weight = weight_grad(grad_y, x) if needs[1] else None
-    grad_bias = autograd.bias_grad(grad_y) if needs[2] else None
-    return autograd.wait(grad_x) if reducing else grad_x, grad_weight, grad_bias
-
-
-def _start_all_reduce(x: torch.Tensor, group_name: str) -> torch.Tensor:
-    """The sum over the ranks is there after `wait`. `x` is the caller's own and is given up."""
-    if autograd.world_size(group_name) == 1:
-        return x
-    if torch.compiler.is_compiling():  # traced code is functional
-        return torch.ops._c10d_functional.all_reduce(x, "sum", group_name)
-    return torch.ops._c10d_functional.all_reduce_(x.contiguous(), "sum", group_name)
-
-
-class _Copy(torch.autograd.Function):
-    """Y = X; dX = all_reduce(dY)."""
+class SumGrad(torch.autograd.Function):
+    """Y = X, which all ranks hold alike; dX = all_reduce(dY)."""
 
     @staticmethod
     def forward(ctx, x, group_name):
@@ -115,7 +88,7 @@ class _Copy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_y):
-        return autograd.wait(_start_all_reduce(grad_y.clone(), ctx.group_name)), None
+        return autograd.wait(autograd.start_all_reduce(grad_y.clone(), ctx.group_name)), None
 
 
 class _GatherLast(torch.autograd.Function):
@@ -149,6 +122,11 @@ def gather_last(x: torch.Tensor, group_name: str, rank: int) -> torch.Tensor:
 
 
 def split_last(x: torch.Tensor, group_name: str, rank: int) -> torch.Tensor:
+    if x.shape[-1] % (world := autograd.world_size(group_name)):
+        raise ValueError(
+            f"RowParallelLinear: x has {x.shape[-1]} columns, which are cut into equal pieces: it must be a multiple "
+            f"of the number of ranks, TP = {world}."
+        )
     return _SplitLast.apply(x, group_name, rank)
 
 
@@ -174,7 +152,7 @@ def column_parallel(
     """Several column-parallel products of one x, which is gathered once: Y_i = all_gather(X) · W_iᵀ + b_i.
 
     For weights that are parameters of their own (query, key and value; gate and up). The first product overlaps with
-    the gather, the others are plain products of the gathered x, which the graph keeps. One ColumnParallelProduct with
+    the gather, the others are plain products of the gathered x, which the graph keeps. One ColumnParallelLinear with
     several out_features makes one product of them, which is faster.
 
     Args:
@@ -193,14 +171,14 @@ def column_parallel(
         ys = [torch.nn.functional.linear(gathered, w, b) for w, b in zip(weights, biases)]
     """
     biases = [None] * len(weights) if biases is None else list(biases)
-    if not weights or len(biases) != len(weights):
+    if len(weights) == 0 or len(biases) != len(weights):
         raise ValueError(
             f"column_parallel: weights has {len(weights)} and biases {len(biases)} elements; there must be at least "
             "one weight, and a bias or None for each."
         )
     group_name = group_name_of("column_parallel", group)
     if not sequence_parallel:
-        x = _Copy.apply(x, group_name)
+        x = SumGrad.apply(x, group_name)
         return tuple(F.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
     several = len(weights) > 1
     first, gathered = torch.ops.flux.ag_gemm(x, weights[0], biases[0], group_name, several, strategy)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from flux_ops.nn import functional
 from flux_ops.nn.base import ParallelLinear
@@ -71,7 +70,7 @@ class ColumnParallelLinear(ParallelLinear):
         if gather_output and (sequence_parallel or skip_bias_add):
             other = "sequence_parallel" if sequence_parallel else "skip_bias_add"
             raise ValueError(f"ColumnParallelLinear: gather_output and {other} are both True; they exclude each other.")
-        merged = isinstance(out_features, Sequence)
+        merged = isinstance(out_features, Sequence) and not isinstance(out_features, str)
         if merged and not len(out_features):
             raise ValueError("ColumnParallelLinear: out_features is empty; it must have at least one size.")
         super().__init__(
@@ -91,16 +90,6 @@ class ColumnParallelLinear(ParallelLinear):
         )
         self.gather_output, self.save_gathered = gather_output, save_gathered
         self.split_output = merged and split_output
-
-    @classmethod
-    def from_linear(cls, linear: nn.Linear | Sequence[nn.Linear], **options) -> "ColumnParallelLinear":
-        """The layer that computes what `linear` does, or several merged ones; `options` as for the constructor.
-
-        Dtype, device, bias and what requires a gradient are those of `linear`, which all ranks hold whole.
-        """
-        if isinstance(linear, nn.Linear):
-            return cls._from_linears([linear], linear.out_features, options)
-        return cls._from_linears(list(linear), [one.out_features for one in linear], options)
 
     def forward(self, x: torch.Tensor) -> Result:
         y = self._product(x, "ag_gemm" if self.sequence_parallel else "copy", self.save_gathered)
@@ -143,7 +132,7 @@ class RowParallelLinear(ParallelLinear):
     weight is [N, K/TP]. Returns Y, or (Y, bias) with skip_bias_add.
 
     Raises ValueError for an in_features that TP does not divide and for options that exclude each other. The forward
-    raises as flux_ops.gemm_rs does.
+    raises as flux_ops.gemm_rs and flux_ops.gemm_ar do.
 
     The same in plain PyTorch::
 
@@ -151,7 +140,7 @@ class RowParallelLinear(ParallelLinear):
         dist.all_reduce(partial, group=group)              # sequence_parallel: dist.reduce_scatter_tensor
         y = partial + whole.bias
 
-    Method: Megatron-LM; the overlap is that of flux_ops.gemm_rs.
+    Method: Megatron-LM; the overlap is that of flux_ops.gemm_rs and flux_ops.gemm_ar.
     """
 
     def __init__(
@@ -191,14 +180,6 @@ class RowParallelLinear(ParallelLinear):
             device=device,
         )
         self.input_is_parallel = input_is_parallel
-
-    @classmethod
-    def from_linear(cls, linear: nn.Linear, **options) -> "RowParallelLinear":
-        """The layer that computes what `linear` does; `options` as for the constructor.
-
-        Dtype, device, bias and what requires a gradient are those of `linear`, which all ranks hold whole.
-        """
-        return cls._from_linears([linear], linear.out_features, options)
 
     def forward(self, x: torch.Tensor) -> Result:
         if not self.input_is_parallel:

@@ -31,17 +31,19 @@ class MainGrad:
 
     def _buffer(self) -> torch.Tensor:
         weight, main_grad = self._weight, getattr(self._weight, "main_grad", None)
+        own = () if weight.dtype in (torch.float32, torch.float16) else (weight.dtype,)
+        allowed = (torch.float32, *own)
+        words = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
         if main_grad is None:
             raise ValueError(
                 f"main_grad: the weight of shape {list(weight.shape)} has no main_grad, to which "
-                "gradient_accumulation_fusion adds its gradient. Set weight.main_grad to a tensor of float32 or "
-                f"{weight.dtype} and of the weight's shape, or freeze the weight."
+                f"gradient_accumulation_fusion adds its gradient. Set weight.main_grad to a tensor of {words} "
+                "and of the weight's shape, or freeze the weight."
             )
-        if main_grad.dtype not in (torch.float32, weight.dtype) or main_grad.dtype == torch.float16:
-            allowed = "float32" if weight.dtype in (torch.float32, torch.float16) else f"float32 or {weight.dtype}"
+        if main_grad.dtype not in allowed:
             raise TypeError(
                 f"main_grad: weight.main_grad has dtype {main_grad.dtype}; allowed for a weight of {weight.dtype}: "
-                f"{allowed.replace('torch.', '')}."
+                f"{words}."
             )
         if main_grad.shape != weight.shape or main_grad.device != weight.device:
             raise ValueError(

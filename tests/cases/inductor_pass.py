@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from flux_ops import inductor
+from tests.cases.parallel_styles import mesh_of, training_step, with_exact_parameters
 from tests.harness.compare import Findings, assert_same, first_difference
 from tests.harness.data import exact_x, generator
 
@@ -203,41 +204,27 @@ def forms(ctx, names, dynamic):
 class Block(nn.Module):
     """Attention-like: three products on one gathered operand, one that is reduced."""
 
-    def __init__(self, activation):
+    def __init__(self):
         super().__init__()
-        self.activation = activation
         self.q, self.k = nn.Linear(K, N), nn.Linear(K, N)
         self.o = nn.Linear(N, K)
 
     def forward(self, x):
-        return self.o(self.activation(self.q(x) + self.k(x)))
+        return self.o(torch.relu(self.q(x) + self.k(x)))
 
 
-def dtensor_block(ctx, dim, activation=torch.relu, dtype=torch.float64):
-    from torch.distributed.device_mesh import init_device_mesh
+def dtensor_block(ctx, dim):
     from torch.distributed.tensor import Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    module = Block(activation).to(ctx.device, dtype)
-    gen = generator(ctx.device, 1, "weight")
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(exact_x(parameter.shape, dtype, gen) * (ctx.world if parameter.ndim == 1 else 1))
+    module = with_exact_parameters(ctx, Block(), torch.float64)
     there = Shard(dim)
     plan = {
         "q": ColwiseParallel(input_layouts=there),
         "k": ColwiseParallel(input_layouts=there),
         "o": RowwiseParallel(output_layouts=there),
     }
-    return parallelize_module(module, init_device_mesh(ctx.device.type, (ctx.world,)), plan)
-
-
-def training_step(function, module, x):
-    x = x.detach().requires_grad_()
-    module.zero_grad()
-    y = function(x)
-    y.backward(torch.arange(y.numel(), device=y.device, dtype=y.dtype).reshape(y.shape).remainder(3) - 1)
-    return {"y": y.detach(), "x": x.grad, **{n: p.grad.full_tensor() for n, p in module.named_parameters()}}
+    return parallelize_module(module, mesh_of(ctx), plan)
 
 
 def dtensor_training(ctx, dim, dynamic):

@@ -93,6 +93,9 @@ def refused_sizes(ctx):
         "out_features": lambda: ColumnParallelLinear(IN, world * 8 + 1),
         "one of out_features": lambda: ColumnParallelLinear(IN, [world * 8, world * 8 + 1]),
         "in_features": lambda: RowParallelLinear(world * 8 + 1, OUT),
+        "columns of x": lambda: RowParallelLinear(world * 8, OUT, input_is_parallel=False, device=ctx.device)(
+            torch.ones(2, world * 8 + 1, device=ctx.device)
+        ),
         "no dimension": lambda: ColumnParallelLinear(IN, OUT, sequence_parallel=True, device=ctx.device)(
             torch.ones(IN, device=ctx.device)
         ),
@@ -141,7 +144,7 @@ class LayerLimitCases:
     def test_sizes_that_can_not_be_cut(self, ranks):
         for refusals in ranks.run(refused_sizes):
             size = ranks.world * 8 + 1
-            for what in ("out_features", "one of out_features", "in_features"):
+            for what in ("out_features", "one of out_features", "in_features", "columns of x"):
                 error, message = refusals[what]
                 assert error == "ValueError"
                 assert what.split()[-1] in message

@@ -26,12 +26,16 @@ class Mlp(nn.Module):
 
 
 def make_mlp(ctx, bias=True):
-    """The same on every rank; a bias of the row-parallel layer that DTensor can cut into TP equal parts exactly."""
-    module = Mlp(bias).to(ctx.device, torch.float64)
+    return with_exact_parameters(ctx, Mlp(bias), torch.float64)
+
+
+def with_exact_parameters(ctx, module, dtype):
+    """The same on every rank; biases that DTensor can cut into TP equal parts exactly."""
+    module = module.to(ctx.device, dtype)
     gen = generator(ctx.device, 1, "weight")
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.copy_(exact_x(parameter.shape, torch.float64, gen) * (ctx.world if parameter.ndim == 1 else 1))
+            parameter.copy_(exact_x(parameter.shape, dtype, gen) * (ctx.world if parameter.ndim == 1 else 1))
     return module
 
 
@@ -60,18 +64,24 @@ def both_styles():
     return torch_styles, parallel
 
 
-def step(module, x):
-    """(results and gradients by name, the operators that ran)"""
+def training_step(function, module, x):
+    """Results and gradients by name; `function` runs the module, compiled or not."""
     from torch.distributed.tensor import DTensor
 
     x = x.detach().requires_grad_()
     module.zero_grad()
-    with Calls() as calls:
-        y = module(x)
-        local = y.to_local() if isinstance(y, DTensor) else y
-        local.backward(torch.arange(local.numel(), device=x.device, dtype=x.dtype).reshape(local.shape) % 3 - 1)
+    y = function(x)
+    local = y.to_local() if isinstance(y, DTensor) else y
+    local.backward(torch.arange(local.numel(), device=x.device, dtype=x.dtype).reshape(local.shape) % 3 - 1)
     grads = {name: p.grad.full_tensor() for name, p in module.named_parameters()}
-    return {"y": local.detach(), "x": x.grad.clone(), **grads}, overlapped(calls)
+    return {"y": local.detach(), "x": x.grad.clone(), **grads}
+
+
+def step(module, x):
+    """(results and gradients by name, the operators that ran)"""
+    with Calls() as calls:
+        results = training_step(module, module, x)
+    return results, overlapped(calls)
 
 
 def compare(ctx, findings, what, ours, theirs):
@@ -159,13 +169,13 @@ def fallbacks(ctx):
             lambda: odd.redistribute(placements=(Shard(0),)),
             "not a multiple of the number of ranks",
         ),
+        "autocast": (
+            {"input_layouts": Shard(0)},
+            {"output_layouts": Shard(0)},
+            lambda: exact_x((6, HIDDEN), torch.float64, generator(ctx.device, 2, "x", ctx.rank)),
+            "autocast is on",
+        ),
     }
-    cases["autocast"] = (
-        {"input_layouts": Shard(0)},
-        {"output_layouts": Shard(0)},
-        lambda: exact_x((6, HIDDEN), torch.float64, generator(ctx.device, 2, "x", ctx.rank)),
-        "autocast is on",
-    )
     for name, (up, down, make, words) in cases.items():
         with torch.no_grad(), torch.autocast(ctx.device.type, torch.bfloat16, enabled=name == "autocast"):
             want = parallelized(make_mlp(ctx), mesh, torch_styles, up, down)(make())
@@ -215,12 +225,7 @@ def compiled(ctx, dim):
         shape = (tokens, HIDDEN) if dim == 0 else (3, tokens, HIDDEN)
         x = exact_x(shape, torch.float64, generator(ctx.device, 2, "x", ctx.rank))
         want, _ = step(module, x)
-        x = x.requires_grad_()
-        module.zero_grad()
-        y = fast(x)
-        y.backward(torch.arange(y.numel(), device=x.device, dtype=x.dtype).reshape(y.shape) % 3 - 1)
-        grads = {name: p.grad.full_tensor() for name, p in module.named_parameters()}
-        for name, got in {"y": y.detach(), "x": x.grad, **grads}.items():
+        for name, got in training_step(fast, module, x).items():
             assert_same(got, want[name], rank=ctx.rank, what=f"{tokens} tokens: {name}")
 
 

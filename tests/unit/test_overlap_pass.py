@@ -1,4 +1,4 @@
-"""What Inductor and importers need of the pass; its effect on graphs is tested with ranks."""
+"""What Inductor and importers need of the pass, and what pass and styles refuse; the rest is tested with ranks."""
 
 import pickle
 import subprocess
@@ -14,6 +14,17 @@ def test_uuid_tells_passes_apart():
     assert first == same
     assert first != other
     assert pickle.loads(pickle.dumps(first)) == first
+
+
+@pytest.mark.parametrize("strategy", ("best", None, "sequential:t64x64"))
+def test_unknown_strategies_are_refused(strategy):
+    for make in (
+        flux_ops.inductor.OverlapPass,
+        flux_ops.parallel.ColwiseParallel,
+        flux_ops.parallel.RowwiseParallel,
+    ):
+        with pytest.raises(ValueError, match=f"{make.__name__}: strategy is {strategy!r}; allowed are"):
+            make(strategy=strategy)
 
 
 IMPORTS = """
