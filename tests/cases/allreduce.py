@@ -85,13 +85,13 @@ def numbers(ctx):
 
 
 def errors_against_fp64(ctx, dtype):
-    return accuracy(ctx, OP, dtype, (*strategies(ctx, 512 if ctx.is_cuda else 32), "sequential"))
+    return accuracy(ctx, OP, dtype, lambda rows: (*strategies(ctx, rows), "sequential"))
 
 
 def poisoned(ctx):
     """Each form on sizes that it takes; the last of the usual ones is for many rows."""
     cells = poisoned_workspace(ctx, OP, strategies(ctx, 129), ((40, 72, 64), (129, 264, 136), (8, 24, 264)))
-    return cells + poisoned_workspace(ctx, OP, strategies(ctx, 4096))
+    return cells + poisoned_workspace(ctx, OP, strategies(ctx, 4096), ((4096, 264, 136),))
 
 
 def always_late(ctx, laggard, slow_s):
