@@ -3,8 +3,9 @@
     python benchmarks/table.py benchmarks/results/NAME.json           prints them
     python benchmarks/table.py NAME4.json NAME2.json --write          puts them between the markers of README.md
 
-The first file's table is whole, those of the others are compact. Beside a file NAME.json lies its picture, NAME.svg, if
-benchmarks/plot.py has made it. Without a file: the newest one in benchmarks/results/ that was measured on GPUs.
+The first file's table is whole, those of the others are compact; a file of benchmarks/layer.py may be among them.
+Beside a file NAME.json lies its picture, NAME.svg, if benchmarks/plot.py has made it. Without a file: the newest one
+in benchmarks/results/ that was measured on GPUs.
 """
 
 import argparse
@@ -20,6 +21,10 @@ from flux_ops.tuner.measure import GEMM, SEQUENTIAL
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 README = report.ROOT / "README.md"
+LAYERS = (
+    "bfloat16, sequence-parallel: `plain` is `F.linear` and NCCL, `flux` the layers of `flux_ops.nn`, `async-tp` is "
+    "`plain` with torch's `_micro_pipeline_tp`; benchmarks/layer.py"
+)
 RIVAL_WORDS = {
     "torch": "`torch` is `torch.ops.symm_mem.fused_*`",
     "one-shot": "`one-shot` and `two-shot` are cuBLAS and `torch.ops.symm_mem.*_shot_all_reduce`",
@@ -50,8 +55,15 @@ def markdown(paths, mode="graph"):
         "communication that is hidden. The fastest of each row is in bold."
     ]
     for index, (path, document) in enumerate(documents):
-        in_mode = mode if mode in document["modes"] else document["modes"][0]
         meta = document["environment"]
+        if "modes" not in document:
+            parts += [
+                f"**Whole layers, TP = {meta['tp']}**: {meta['tp']} x {meta['card']}, {LAYERS}",
+                _layers(document),
+            ]
+            parts.append(_origin(path, meta))
+            continue
+        in_mode = mode if mode in document["modes"] else document["modes"][0]
         graph = "under a CUDA graph" if in_mode == "graph" else "eager"
         parts.append(f"**TP = {meta['tp']}**: {meta['tp']} x {meta['card']}, {document['dtype']}, {graph}")
         picture = path.with_suffix(".svg")
@@ -60,12 +72,15 @@ def markdown(paths, mode="graph"):
                 f"![Speed of each shape beside that of the product alone, TP = {meta['tp']}]({_shown(picture)})"
             )
         parts += [_compact(document, in_mode)] if index else _full(document, in_mode)
-        parts.append("\n".join(f"* {line}" for line in report.summary(document)))
-        stack = ", ".join(
-            f"{name} {meta[name]}" for name in ("torch", "cuda", "nccl", "driver", "commit") if meta[name]
-        )
-        parts.append(f"{meta['date'][:10]}, {stack}. All numbers, with their spread: `{_shown(path)}`")
+        if lines := report.summary(document):
+            parts.append("\n".join(f"* {line}" for line in lines))
+        parts.append(_origin(path, meta))
     return "\n\n".join(parts)
+
+
+def _origin(path, meta):
+    stack = ", ".join(f"{name} {meta[name]}" for name in ("torch", "cuda", "nccl", "driver", "commit") if meta[name])
+    return f"{meta['date'][:10]}, {stack}. All numbers, with their spread: `{_shown(path)}`"
 
 
 def _shown(path):
@@ -104,16 +119,27 @@ def _compact(document, mode):
     by_op = {op: {row["name"]: row for row in report.select(document, op, mode)} for op in report.TITLES}
     by_op = {op: rows for op, rows in by_op.items() if rows}
     shapes = {row["name"]: row for rows in by_op.values() for row in rows.values()}
-    heads = ["shape", "M", *(f"`{op}`: {name}" for op in by_op for name in (SEQUENTIAL, *RIVALS[op], AUTO, "E"))]
+    columns = {op: [GEMM, SEQUENTIAL, *_measured(RIVALS[op], rows), AUTO] for op, rows in by_op.items()}
+    heads = ["shape", "M", *(f"`{op}`: {name}" for op, names in columns.items() for name in (*names, "E"))]
     body = []
     for name, shape in shapes.items():
         line = [name, str(shape["M"])]
         for op, rows in by_op.items():
-            names = [SEQUENTIAL, *RIVALS[op], AUTO]
             times = _times(rows[name]) if name in rows else {}
-            line += [*_cells(times, names), report.number(report.efficiency(times, AUTO))]
+            line += [*_cells(times, columns[op]), report.number(report.efficiency(times, AUTO))]
         body.append(line)
     return _table(heads, body, left=1)
+
+
+def _measured(names, rows):
+    return [name for name in names if any(name in row["times"] for row in rows.values())]
+
+
+def _layers(document):
+    """A line for each layer and pass."""
+    names = list(dict.fromkeys(name for row in document["rows"] for name in row["times"]))
+    body = [[f"{row['name']}, {row['mode']}", str(row["M"]), *_cells(row["times"], names)] for row in document["rows"]]
+    return _table(["layer", "M", *names], body, left=1)
 
 
 def _cells(times, names):

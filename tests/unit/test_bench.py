@@ -144,7 +144,7 @@ class TestTables:
         text = table.markdown(paths)
         whole, compact = text.split("one.json")
         assert whole.count("| a | 64 | 32 | 16 | 10.000 | 20.000 | 15.000 | **12.500** | 1.60 | 0.75 |") == 2
-        line = "| a | 64 | 20.000 | 15.000 | **12.500** | 0.75 | 20.000 | 15.000 | **12.500** | 0.75 |"
+        line = "| a | 64 |" + " 10.000 | 20.000 | 15.000 | **12.500** | 0.75 |" * 2
         assert line in compact.splitlines()
         assert "two.svg" in compact
         assert ".svg" not in whole
