@@ -89,8 +89,10 @@ std::string why_not_fused(Problem const& problem) {
   if (problem.op == Op::kGemmAr) {
     ArChoice choice;
     if (find_ar_choice(problem, &choice)) return why_not_ar(problem, choice);
-    if (problem.config.empty()) return why_not_ar(problem, many_rows_choice(problem, /*sections=*/1));
-    return c10::str("there is no configuration '", problem.config, "'");
+    if (!problem.config.empty()) return c10::str("there is no configuration '", problem.config, "'");
+    std::string const few = why_not_ar(problem, ArChoice{kNumArKernels - 1, {}, /*two_shot=*/false});
+    std::string const many = why_not_ar(problem, many_rows_choice(problem, /*sections=*/1));
+    return few.empty() ? many : few + ", and " + many;
   }
   LaunchChoice choice;
   if (!problem.config.empty() && !parse_choice(problem.config, &choice)) {
