@@ -75,15 +75,15 @@ def repeats_bitwise(ctx, op, strategy="fused"):
         assert_same(y, first, rank=ctx.rank, what=f"repeat {turn}", rows_per_chunk=rows)
 
 
-def accuracy(ctx, op, dtype, strategies_of=lambda rows: ("fused", "sequential")):
-    """Error against fp64: at most twice that of PyTorch in the same dtype."""
+def accuracy(ctx, op, dtype, strategies=("fused", "sequential")):
+    """Error against fp64: at most twice that of PyTorch in the same dtype. `strategies` may be a function of the rows."""
     findings = Findings()
     sizes = [(512, 1024, 4096), (64, 512, 8192)] if ctx.is_cuda else [(32, 64, 512), (24, 136, 2048)]
     for rows, n, k in sizes:
         case = Case(op, rows, n, k, dtype=dtype, data="random", seed=rows, bias=True)
         operands = make(ctx, case)
         exact = operands.expected(torch.float64)
-        for strategy in strategies_of(rows):
+        for strategy in strategies(rows) if callable(strategies) else strategies:
             ours = (call(operands, strategy=strategy).double() - exact).abs()
             plain = (operands.plain().double() - exact).abs()
             limit = 3 if strategy == "sequential" else 2  # NCCL and gloo choose their own order of adds
