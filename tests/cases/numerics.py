@@ -76,8 +76,8 @@ def repeats_bitwise(ctx, op, strategy="fused"):
 
 
 def accuracy(ctx, op, dtype, strategies=("fused", "sequential")):
-    """Error against fp64: at most twice that of PyTorch in the same dtype. `strategies`: names, or a function of the rows
-    that gives them.
+    """Error against fp64: at most twice that of PyTorch in the same dtype. `strategies`: names, or what gives them by
+    the rows.
     """
     findings = Findings()
     sizes = [(512, 1024, 4096), (64, 512, 8192)] if ctx.is_cuda else [(32, 64, 512), (24, 136, 2048)]
