@@ -23,7 +23,7 @@ struct ArKernelRow {
 
   int64_t num_tiles(int64_t m, int64_t n) const { return ceil_div(m, tile_m) * ceil_div(n, tile_n); }
   int64_t slot_bytes(int64_t m, int64_t n, int world) const {
-    return exchange_bytes(static_cast<int32_t>(num_tiles(m, n)), world, tile_n * tile_m / 2);
+    return exchange_bytes(num_tiles(m, n), world, tile_n * tile_m / 2);
   }
 };
 

@@ -30,10 +30,10 @@ static_assert(sizeof(ExchangeWords) <= kExchangeHeadBytes);
 FLUX_HD int exchange_owner(int32_t unit, int world) { return static_cast<int>(unit % world); }
 
 // Offset of a slot, in words; `unit_words` is the size of a slot.
-FLUX_HD int64_t exchange_slot(int32_t unit, int world, int source, int32_t unit_words) {
-  return (int64_t{unit} * world + source) * unit_words;
+FLUX_HD int64_t exchange_slot(int64_t unit, int world, int source, int32_t unit_words) {
+  return (unit * world + source) * unit_words;
 }
-FLUX_HD int64_t exchange_bytes(int32_t num_units, int world, int32_t unit_words) {
+FLUX_HD int64_t exchange_bytes(int64_t num_units, int world, int32_t unit_words) {
   return exchange_slot(num_units, world, 0, unit_words) * 4;
 }
 
