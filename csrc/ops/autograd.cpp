@@ -170,18 +170,26 @@ struct AgGemm : torch::autograd::Function<AgGemm> {
   }
 };
 
+// The forward of the ops that reduce.
+using ReducingOp = c10::TypedOperatorHandle<decltype(gemm_rs)>;
+at::Tensor reduce_and_keep(AutogradContext* ctx, ReducingOp const& op, at::Tensor const& x, at::Tensor const& weight,
+                           std::optional<at::Tensor> const& bias, std::string const& group_name,
+                           std::string const& strategy, c10::DispatchKeySet below) {
+  at::AutoDispatchBelowADInplaceOrView const guard;
+  at::Tensor y = op.redispatch(below, x, weight, bias, group_name, strategy);
+  Saved{weight.requires_grad() ? x : at::Tensor(), x.requires_grad() ? weight : at::Tensor(), group_name,
+        backward_strategy(strategy), is_given(bias)}
+      .keep(ctx);
+  return y;
+}
+
 struct GemmRs : torch::autograd::Function<GemmRs> {
   static constexpr bool is_traceable = true;
 
   static at::Tensor forward(AutogradContext* ctx, at::Tensor const& x, at::Tensor const& weight,
                             std::optional<at::Tensor> const& bias, std::string const& group_name,
                             std::string const& strategy, c10::DispatchKeySet below) {
-    at::AutoDispatchBelowADInplaceOrView const guard;
-    at::Tensor y = gemm_rs_op().redispatch(below, x, weight, bias, group_name, strategy);
-    Saved{weight.requires_grad() ? x : at::Tensor(), x.requires_grad() ? weight : at::Tensor(), group_name,
-          backward_strategy(strategy), is_given(bias)}
-        .keep(ctx);
-    return y;
+    return reduce_and_keep(ctx, gemm_rs_op(), x, weight, bias, group_name, strategy, below);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list const& grads) {
@@ -214,12 +222,7 @@ struct GemmAr : torch::autograd::Function<GemmAr> {
   static at::Tensor forward(AutogradContext* ctx, at::Tensor const& x, at::Tensor const& weight,
                             std::optional<at::Tensor> const& bias, std::string const& group_name,
                             std::string const& strategy, c10::DispatchKeySet below) {
-    at::AutoDispatchBelowADInplaceOrView const guard;
-    at::Tensor y = gemm_ar_op().redispatch(below, x, weight, bias, group_name, strategy);
-    Saved{weight.requires_grad() ? x : at::Tensor(), x.requires_grad() ? weight : at::Tensor(), group_name,
-          backward_strategy(strategy), is_given(bias)}
-        .keep(ctx);
-    return y;
+    return reduce_and_keep(ctx, gemm_ar_op(), x, weight, bias, group_name, strategy, below);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list const& grads) {
@@ -240,6 +243,18 @@ struct GemmAr : torch::autograd::Function<GemmAr> {
   }
 };
 
+template <class Function>
+at::Tensor reduce_autograd(ReducingOp const& op, c10::DispatchKeySet keys, at::Tensor const& x,
+                           at::Tensor const& weight, std::optional<at::Tensor> const& bias,
+                           std::string const& group_name, std::string const& strategy) {
+  c10::DispatchKeySet const below = keys & c10::after_ADInplaceOrView_keyset;
+  if (torch::autograd::compute_requires_grad(x, weight, bias)) {
+    return Function::apply(x, weight, bias, group_name, strategy, below);
+  }
+  at::AutoDispatchBelowADInplaceOrView const guard;
+  return op.redispatch(below, x, weight, bias, group_name, strategy);
+}
+
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor> ag_gemm_autograd(c10::DispatchKeySet keys, at::Tensor const& x,
@@ -258,23 +273,13 @@ std::tuple<at::Tensor, at::Tensor> ag_gemm_autograd(c10::DispatchKeySet keys, at
 at::Tensor gemm_rs_autograd(c10::DispatchKeySet keys, at::Tensor const& x, at::Tensor const& weight,
                             std::optional<at::Tensor> const& bias, std::string const& group_name,
                             std::string const& strategy) {
-  c10::DispatchKeySet const below = keys & c10::after_ADInplaceOrView_keyset;
-  if (torch::autograd::compute_requires_grad(x, weight, bias)) {
-    return GemmRs::apply(x, weight, bias, group_name, strategy, below);
-  }
-  at::AutoDispatchBelowADInplaceOrView const guard;
-  return gemm_rs_op().redispatch(below, x, weight, bias, group_name, strategy);
+  return reduce_autograd<GemmRs>(gemm_rs_op(), keys, x, weight, bias, group_name, strategy);
 }
 
 at::Tensor gemm_ar_autograd(c10::DispatchKeySet keys, at::Tensor const& x, at::Tensor const& weight,
                             std::optional<at::Tensor> const& bias, std::string const& group_name,
                             std::string const& strategy) {
-  c10::DispatchKeySet const below = keys & c10::after_ADInplaceOrView_keyset;
-  if (torch::autograd::compute_requires_grad(x, weight, bias)) {
-    return GemmAr::apply(x, weight, bias, group_name, strategy, below);
-  }
-  at::AutoDispatchBelowADInplaceOrView const guard;
-  return gemm_ar_op().redispatch(below, x, weight, bias, group_name, strategy);
+  return reduce_autograd<GemmAr>(gemm_ar_op(), keys, x, weight, bias, group_name, strategy);
 }
 
 }  // namespace flux

@@ -76,12 +76,13 @@ def _meant(op, strategy):
 
 
 def _has_no_kernel(op, x, weight, group=None, **_):
-    """gemm_ar on GPUs: few rows with a transposed weight, or more rows than those kernels take that TP does not cut."""
+    """Whether the backend has nothing fused for a gemm_ar: the kernels on GPUs take some sizes and layouts only."""
     if op != "gemm_ar" or not x.is_cuda:
         return False
-    rows, world = x[..., 0].numel(), dist.get_world_size(group)
-    many = rows >= 128 * world and rows % world == 0
-    return not many and (weight.stride(-1) != 1 or rows > 512)
+    (n, k), dtype = weight.shape, str(x.dtype).removeprefix("torch.")
+    size = dist.get_world_size(group), x[..., 0].numel(), n, k
+    choices = extension.module.candidates(op, "cuda", *size, dtype, weight.stride(-1) != 1)
+    return not any(choice.startswith("fused:") for choice in choices)
 
 
 def run(op, x, weight, bias=None, *, strategy="fused", **options):
