@@ -1,6 +1,6 @@
 #include "comm/collect.hpp"
 #include "comm/signal.cuh"
-#include "schedule/chunk_order.hpp"
+#include "schedule/ar_schedule.hpp"
 
 namespace flux {
 namespace {
@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kThreads) collect_kernel(SignalWait wait, Epoc
         wait_signal(wait, arrived + owner * kMaxPieces + piece, owner, piece, /*tile_m=*/-1, section);
       }
       __syncthreads();
-      int64_t const offset = (int64_t{section} * c.world + owner) * vectors;
+      int64_t const offset = ar_chunk_index({section, owner}, c.world) * vectors;
       uint4 const* const from = reinterpret_cast<uint4 const*>(c.from) + offset;
       uint4* const to = reinterpret_cast<uint4*>(c.to) + offset;
       for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) to[i] = __ldcs(from + i);

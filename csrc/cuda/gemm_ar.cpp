@@ -57,7 +57,9 @@ void run_many_rows(Problem const& problem, LaunchPlan const& plan, Operands cons
   Call call(workspace, problem, info, stream);
   auto* const done = view.control(rank).local.tiles_done;
   auto* const y = static_cast<std::byte*>(operands.y);
-  auto const chunk_offset = [&](int section, int owner) { return (int64_t{section} * world + owner) * chunk_bytes; };
+  auto const chunk_offset = [&](int section, int owner) {
+    return ar_chunk_index({section, owner}, world) * chunk_bytes;
+  };
   int64_t const results = ar_results_offset(world, num_tiles, plan.tile_bytes);
 
   auto args = kernel_args<GemmRsArgs>(chunk, plan, operands, call);

@@ -46,11 +46,11 @@ constexpr int kMostArSections = 4;
 // With fewer, the chunks of the ranks are mostly padding.
 inline int64_t least_many_rows(int world) { return int64_t{128} * world; }
 
-// The problem of the gemm_rs kernel that computes one section after the other.
+// The problem of the gemm_rs kernel that computes one section after the other; rounded up where M is no multiple.
 inline Problem section_problem(Problem const& problem, int sections) {
   Problem chunk = problem;
   chunk.op = Op::kGemmRs;
-  chunk.rows = problem.rows / (int64_t{sections} * problem.world);
+  chunk.rows = ceil_div(problem.rows, int64_t{sections} * problem.world);
   return chunk;
 }
 
@@ -82,12 +82,14 @@ inline std::string why_not_ar(Problem const& problem, ArChoice const& choice) {
   return {};
 }
 
-// Bytes of a region and of the send buffer for many rows, whatever the kernel and the sections. They grow with M.
+// Bytes of the send buffer and of a region for many rows, whatever the kernel and the sections. They grow with M.
 inline int64_t ar_send_bytes_at_most(Problem const& problem) {
-  constexpr int64_t kPaddingM = kMostArSections * 256, kPaddingN = 256;  // tiles of at most 256, in clusters
-  if (problem.rows < least_many_rows(problem.world)) return 0;
-  return (problem.world - 1) * (ceil_div(problem.rows, problem.world) + kPaddingM) * (problem.n + kPaddingN) *
-         element_size(problem.dtype);
+  int64_t most = 0;
+  if (problem.rows < least_many_rows(problem.world)) return most;
+  for (int sections = 1; sections <= kMostArSections; ++sections) {
+    most = std::max(most, sections * largest_rs_region_bytes(section_problem(problem, sections)));
+  }
+  return most;
 }
 inline int64_t ar_region_bytes_at_most(Problem const& problem) {
   int64_t const send = ar_send_bytes_at_most(problem);

@@ -102,8 +102,8 @@ class RsEpilogue : public Stock_ {
                                         int subtile_idx = -1) {
     RsTransport const& t = params_.transport;
     auto [m, n, k, l] = coord;
-    int const section = int(l) / t.world;
-    if (int(l) != section * t.world + t.rank) return state;
+    auto const [section, owner] = ar_chunk_of(int(l), t.world);
+    if (owner != t.rank) return state;
     int const position = t.order.position_of({int(m), int(n)});
     int const piece = t.piece(section, position);
     if (lane < t.world && lane != t.rank) {
@@ -144,7 +144,7 @@ class RsEpilogue : public Stock_ {
     auto [m, n, k, l] = coord;
     RsTransport const& t = params_.transport;
     Tile const at{int(m), int(n)};
-    int const section = int(l) / t.world, owner = int(l) - section * t.world;
+    auto const [section, owner] = ar_chunk_of(int(l), t.world);
     if (owner != t.rank) {
       send(acc, owner, section, at, thread_idx);
       return cute::make_tuple(load_state, store_state);

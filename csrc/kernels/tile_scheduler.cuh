@@ -16,8 +16,7 @@ struct AgOrder {
 };
 struct RsOrder {
   FLUX_HD static int chunk(int rank, int world, int sections, int step) {
-    ArChunk const chunk = ar_chunk(rank, world, sections, step);
-    return chunk.section * world + chunk.owner;
+    return ar_chunk_index(ar_chunk(rank, world, sections, step), world);
   }
 };
 

@@ -23,11 +23,15 @@
 
 namespace flux {
 
-// What `rank` computes in `step`, and the step of its own chunk of a section; sections * world steps. With one section
-// it is the order of gemm_rs.
 struct ArChunk {
   int section, owner;
 };
+// Chunks are numbered as they lie in y.
+FLUX_HD int ar_chunk_index(ArChunk chunk, int world) { return chunk.section * world + chunk.owner; }
+FLUX_HD ArChunk ar_chunk_of(int index, int world) { return {index / world, index % world}; }
+
+// What `rank` computes in `step`, and the step of its own chunk of a section; sections * world steps. With one section
+// it is the order of gemm_rs.
 FLUX_HD ArChunk ar_chunk(int rank, int world, int sections, int step) {
   if (step < world - 1) return {0, rs_chunk(rank, world, step)};
   int const turn = (step - (world - 1)) / world;  // P of section turn + 1, then O of section `turn`
@@ -49,8 +53,7 @@ struct ArSchedule {
   int32_t sections;
 
   FLUX_HD int num_chunks() const { return sections * world; }
-  // Chunks are numbered as they lie in y.
-  FLUX_HD int index(ArChunk chunk) const { return chunk.section * world + chunk.owner; }
+  FLUX_HD int index(ArChunk chunk) const { return ar_chunk_index(chunk, world); }
   FLUX_HD int64_t begin(ArChunk chunk) const {
     int64_t const row = index(chunk) * chunk_rows;
     return row < rows ? row : rows;

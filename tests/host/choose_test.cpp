@@ -1,7 +1,7 @@
 // The choice of a kernel and its knobs (csrc/kernels/choose.hpp) and what is measured for it (candidates.hpp), without
 // any kernel: the launchers are stubs.
 
-#include "kernels/candidates.hpp"
+#include "kernels/ar_choose.hpp"
 
 #include <cstring>
 #include <set>
@@ -19,6 +19,14 @@ STUBS(p128x192_2x1)
 STUBS(c128x256_2x1)
 STUBS(c256x128_2x1)
 STUBS(p128x128_2x1)
+#undef STUBS
+#define STUBS(config)                                                                                    \
+  cudaError_t gemm_ar_##config##_bf16(GemmArArgs const&, cudaStream_t) { return cudaErrorNotSupported; } \
+  cudaError_t gemm_ar_##config##_fp16(GemmArArgs const&, cudaStream_t) { return cudaErrorNotSupported; }
+STUBS(64x16)
+STUBS(64x32)
+STUBS(64x64)
+STUBS(64x128)
 #undef STUBS
 
 namespace test {
@@ -134,6 +142,52 @@ void few_rows_are_left_to_the_sequence() {
   CHECK(why_fused_is_slower(problem_of(Op::kGemmRs, 2, 4096, 4096, 5504)).empty(), "llama-7b");
 }
 
+// Every kernel with every number of sections that takes the rows stays within the bound; more rows never have less.
+void sections_stay_within_the_bound() {
+  for (int world : {2, 3, 4, 8, 16}) {
+    for (int64_t n : {8, 264, 4096, 14784}) {
+      int64_t before = 0;
+      for (int64_t rows = 1; rows < 40000; rows += 1 + rows / 30) {
+        for (int64_t const m : {rows, rows * world, rows * world * 4}) {
+          Problem const p = problem_of(Op::kGemmAr, world, m, n, 4096);
+          for (int kernel = 0; kernel < kNumKernels; ++kernel) {
+            for (int sections = 1; sections <= kMostArSections; ++sections) {
+              ArChoice choice;
+              choice.many_rows = {kernel, 1, false, 1};
+              choice.many_rows.sections = sections;
+              if (!why_not_ar(p, choice).empty()) continue;
+              TileShape const shape = kKernels[kernel].config.shape;
+              Problem const chunk = section_problem(p, sections);
+              int64_t const tiles = int64_t{sections} * make_tile_order(chunk.rows, n, shape, 1, false).num_tiles();
+              int64_t const bytes = rs_tile_bytes(shape.tile_m, shape.tile_n, 2);
+              CHECK(rs_region_bytes(world, tiles, bytes) <= ar_send_bytes_at_most(p) &&
+                        ar_two_shot_bytes(world, tiles, bytes, m, n, 2) <= ar_region_bytes_at_most(p),
+                    "M %ld, N %ld, %d ranks: %s", long(m), long(n), world, choice.name().c_str());
+            }
+          }
+        }
+        int64_t const most = ar_region_bytes_at_most(problem_of(Op::kGemmAr, world, rows, n, 4096));
+        CHECK(most >= before, "M %ld, N %ld, %d ranks: less than with fewer rows", long(rows), long(n), world);
+        before = most;
+      }
+    }
+  }
+}
+
+void candidates_of_gemm_ar_run_and_are_read_back() {
+  for (int world : {2, 3, 4, 8}) {
+    for (int64_t rows : {1, 16, 17, 64, 100, 128, 200, 512, 1000, 1024, 8192}) {
+      for (int64_t n : {8, 4096, 8192}) {
+        for (ArChoice const& choice : ar_candidates(problem_of(Op::kGemmAr, world, rows, n, 4096))) {
+          ArChoice read;
+          CHECK(parse_ar_choice(choice.name(), &read) && read.name() == choice.name(), "%s", choice.name().c_str());
+          CHECK(why_not_ar(problem_of(Op::kGemmAr, world, rows, n, 4096), choice).empty(), "%s", choice.name().c_str());
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace test
 }  // namespace flux
@@ -150,6 +204,8 @@ int main(int argc, char** argv) {
       TEST(candidates_are_few_and_begin_with_the_model),
       TEST(tall_tiles_are_not_half_empty),
       TEST(few_rows_are_left_to_the_sequence),
+      TEST(sections_stay_within_the_bound),
+      TEST(candidates_of_gemm_ar_run_and_are_read_back),
   };
   for (Test const& test : tests) {
     if (argc < 2) std::printf("%s\n", test.name);

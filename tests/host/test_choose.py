@@ -19,6 +19,8 @@ TESTS = [
     "candidates_are_few_and_begin_with_the_model",
     "tall_tiles_are_not_half_empty",
     "few_rows_are_left_to_the_sequence",
+    "sections_stay_within_the_bound",
+    "candidates_of_gemm_ar_run_and_are_read_back",
 ]
 
 
