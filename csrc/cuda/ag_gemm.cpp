@@ -12,6 +12,7 @@ namespace flux::cuda {
 
 void ag_gemm(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
              CallInfo const& info) {
+  if (plan.few_rows != nullptr) return run_few_rows(problem, plan, operands, workspace, info);
   cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
   WorkspaceView const& view = workspace.view();
   Call call(workspace, problem, info, stream);

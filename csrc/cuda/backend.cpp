@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "cuda/launch.hpp"
-#include "kernels/candidates.hpp"
 #include "ops/backend.hpp"
 #include "ops/decomposed.hpp"
 
@@ -15,26 +14,17 @@ namespace flux::cuda {
 
 namespace {
 
-// The configuration that the problem names, or the default choice.
-LaunchChoice launch_choice(Problem const& problem) {
-  LaunchChoice choice = choose_launch(problem);
-  if (!problem.config.empty()) {
-    TORCH_CHECK_VALUE(parse_choice(problem.config, &choice), "'", problem.config, "' is no configuration.");
-  }
-  return choice;
-}
-
-// The same for gemm_ar. Without a name: the first candidate, if there is one.
-bool find_ar_choice(Problem const& problem, ArChoice* choice) {
-  if (!problem.config.empty()) return parse_ar_choice(problem.config, choice);
-  std::vector<ArChoice> const candidates = ar_candidates(problem);
+// The configuration that the problem names, or the first candidate, if there is one.
+bool find_choice(Problem const& problem, FusedChoice* choice) {
+  if (!problem.config.empty()) return parse_fused_choice(problem.op, problem.config, choice);
+  std::vector<FusedChoice> const candidates = fused_candidates(problem);
   if (!candidates.empty()) *choice = candidates.front();
   return !candidates.empty();
 }
 
-ArChoice ar_choice(Problem const& problem) {
-  ArChoice choice;
-  TORCH_CHECK_VALUE(find_ar_choice(problem, &choice), "'", problem.config, "' is no configuration.");
+FusedChoice fused_choice(Problem const& problem) {
+  FusedChoice choice;
+  TORCH_CHECK_VALUE(find_choice(problem, &choice), "'", problem.config, "' is no configuration.");
   return choice;
 }
 
@@ -43,18 +33,19 @@ LaunchPlan plan_of(Problem const& problem, LaunchChoice const& choice) {
   TileOrder const order = make_tile_order(problem.rows, problem.n, shape, choice.swizzle, choice.along_n);
   Pieces const pieces = problem.op == Op::kAgGemm ? make_pieces(problem.rows, choice.pieces, 1)
                                                   : make_pieces(order.num_tiles(), choice.pieces, order.cluster_size());
-  return {choice, order, pieces, rs_tile_bytes(shape.tile_m, shape.tile_n, element_size(problem.dtype)), {}};
+  return {choice, order, pieces, rs_tile_bytes(shape.tile_m, shape.tile_n, element_size(problem.dtype))};
 }
 
 LaunchPlan launch_plan(Problem const& problem) {
-  if (problem.op != Op::kGemmAr) return plan_of(problem, launch_choice(problem));
-  ArChoice const choice = ar_choice(problem);
-  LaunchPlan plan{};
-  if (!choice.is_few_rows()) {
-    plan = plan_of(section_problem(problem, choice.many_rows.sections), choice.many_rows);
+  FusedChoice const choice = fused_choice(problem);
+  if (choice.is_few_rows()) {
+    LaunchPlan plan{};
+    plan.few_rows = &kFewRowsKernels[choice.few_rows];
+    plan.form = choice.form;
+    return plan;
   }
-  plan.ar = choice;
-  return plan;
+  bool const ar = problem.op == Op::kGemmAr;
+  return plan_of(ar ? section_problem(problem, choice.many_rows.sections) : problem, choice.many_rows);
 }
 
 int64_t num_tiles_at_most(Problem const& problem) {  // of the smallest tile, padded to the largest cluster
@@ -86,44 +77,30 @@ std::string why_not_fused(Problem const& problem) {
   if (std::max({problem.rows, problem.n, problem.k}) > kLimit || num_tiles_at_most(problem) > kLimit) {
     return c10::str("a chunk of ", problem.rows, " x ", problem.n, " x ", problem.k, " has extents or tiles past 2^30");
   }
-  if (problem.op == Op::kGemmAr) {
-    ArChoice choice;
-    if (find_ar_choice(problem, &choice)) return why_not_ar(problem, choice);
-    if (!problem.config.empty()) return c10::str("there is no configuration '", problem.config, "'");
-    std::string const few = why_not_ar(problem, ArChoice{kNumArKernels - 1, {}, /*two_shot=*/false});
-    std::string const many = why_not_ar(problem, many_rows_choice(problem, /*sections=*/1));
-    return few.empty() ? many : few + ", and " + many;
+  FusedChoice choice;
+  if (find_choice(problem, &choice)) return why_not_fused_choice(problem, choice);
+  if (!problem.config.empty()) {
+    return c10::str("there is no configuration '", problem.config, "' (one is '",
+                    many_rows_choice(problem, /*sections=*/1).name(problem.op), "')");
   }
-  LaunchChoice choice;
-  if (!problem.config.empty() && !parse_choice(problem.config, &choice)) {
-    return c10::str("there is no configuration '", problem.config, "' (one is '", choose_launch(problem).name(), "')");
-  }
-  return "";
+  std::string const few = why_not_few_rows(problem, {kNumFewRowsKernels - 1, {}, exchange_forms(problem.op).front()});
+  return few + ", and " + why_not_fused_choice(problem, many_rows_choice(problem, /*sections=*/1));
 }
 
-std::string why_fused_is_slower(Problem const& problem) {
-  if (problem.op == Op::kGemmAr) return why_ar_is_slower(problem);
-  return flux::why_fused_is_slower(problem);
-}
+std::string why_fused_is_slower(Problem const& problem) { return why_sequence_is_faster(problem); }
 
-std::string config_name(Problem const& problem) {
-  return problem.op == Op::kGemmAr ? ar_choice(problem).name() : launch_choice(problem).name();
-}
+std::string config_name(Problem const& problem) { return fused_choice(problem).name(problem.op); }
 
 std::vector<std::string> candidates(Problem const& problem) {
   std::vector<std::string> names;
-  if (problem.op == Op::kGemmAr) {
-    for (ArChoice const& choice : ar_candidates(problem)) names.push_back(choice.name());
-    return names;
-  }
-  for (LaunchChoice const& choice : launch_candidates(problem)) names.push_back(choice.name());
+  for (FusedChoice const& choice : fused_candidates(problem)) names.push_back(choice.name(problem.op));
   return names;
 }
 
 std::string config_names() {
   std::string names;
   for (KernelRow const& row : kKernels) names += (names.empty() ? "" : " ") + std::string(row.config.name);
-  for (ArKernelRow const& row : kArKernels) names += " " + std::string(row.name);
+  for (FewRowsRow const& row : kFewRowsKernels) names += " " + std::string(row.name);
   return names;
 }
 

@@ -1,47 +1,19 @@
-// gemm_ar on CUDA. Few rows: one kernel does it all, see csrc/kernels/gemm_ar.cuh. Many rows: a gemm_rs of several
-// sections; the copy engine pushes finished partials to their owners, and the own chunk of a section, once it is
-// reduced, to all peers, while the kernel computes the next sections. At the end the peers' chunks go from the region
-// into y.
+// gemm_ar on CUDA, for many rows: a gemm_rs of several sections; the copy engine pushes finished partials to their
+// owners, and the own chunk of a section, once it is reduced, to all peers, while the kernel computes the next
+// sections. At the end the peers' chunks go from the region into y.
 
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/util/Exception.h>
 
 #include "comm/collect.hpp"
 #include "cuda/launch.hpp"
-#include "kernels/ar_choose.hpp"
 #include "ops/backend.hpp"
 
 namespace flux::cuda {
-namespace {
 
-void run_few_rows(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
-                  CallInfo const& info) {
-  cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
-  WorkspaceView const& view = workspace.view();
-  GemmArArgs args{};
-  args.m = problem.rows;
-  args.n = problem.n;
-  args.k = problem.k;
-  args.x = operands.x;
-  args.weight = operands.weight;
-  args.weight_stride = operands.weight_stride;
-  args.bias = operands.bias;
-  args.y = operands.y;
-  args.digest = info.digest;
-  args.exchange.rank = problem.rank;
-  args.exchange.world = problem.world;
-  args.exchange.two_shot = plan.ar.two_shot;
-  for (int r = 0; r < problem.world; ++r) {
-    args.words[r] = reinterpret_cast<ExchangeWords*>(view.exchange(r));
-    args.exchange.slots[r] = reinterpret_cast<uint32_t*>(view.exchange(r) + kExchangeHeadBytes);
-  }
-  args.exchange.wait = workspace.begin_exchange(problem, info, stream);
-  ArKernelRow const& kernel = kArKernels[plan.ar.few_rows];
-  check(kernel.launch[element_index(problem.dtype)](args, stream), "launching gemm_ar");
-}
-
-void run_many_rows(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
-                   CallInfo const& info) {
+void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
+             CallInfo const& info) {
+  if (plan.few_rows != nullptr) return run_few_rows(problem, plan, operands, workspace, info);
   cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
   WorkspaceView const& view = workspace.view();
   KernelRow const& kernel = kKernels[plan.choice.kernel];
@@ -108,13 +80,6 @@ void run_many_rows(Problem const& problem, LaunchPlan const& plan, Operands cons
   check(stream_collect(stream, call.wait(), call.arrived(rank, 0), collect,
                        at::cuda::getCurrentDeviceProperties()->multiProcessorCount),
         "collecting the reduced rows");
-}
-
-}  // namespace
-
-void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
-             CallInfo const& info) {
-  (plan.ar.is_few_rows() ? run_few_rows : run_many_rows)(problem, plan, operands, workspace, info);
 }
 
 }  // namespace flux::cuda

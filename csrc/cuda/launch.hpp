@@ -2,7 +2,7 @@
 // What the ops of the CUDA backend share.
 
 #include "cuda/workspace.hpp"
-#include "kernels/ar_choose.hpp"
+#include "kernels/fused_choose.hpp"
 #include "ops/problem.hpp"
 
 namespace flux::cuda {
@@ -13,8 +13,14 @@ struct LaunchPlan {
   TileOrder order;     // of the tiles of a chunk
   Pieces pieces;       // of a chunk: rows (ag_gemm) or tile positions (gemm_rs, gemm_ar)
   int64_t tile_bytes;  // of a partial of gemm_rs and gemm_ar
-  ArChoice ar;         // of gemm_ar; for few rows there is nothing else
+  // For few rows there is nothing but these.
+  FewRowsRow const* few_rows = nullptr;
+  ExchangeForm form{};
 };
+
+// Runs any op by a kernel for few rows (csrc/kernels/few_rows.cuh).
+void run_few_rows(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
+                  CallInfo const& info);
 
 // The arguments that both kernels have.
 template <class Args>

@@ -56,9 +56,10 @@ inline int64_t num_tiles(Problem const& problem, TileShape shape) {
   return int64_t{problem.world} * make_tile_order(problem.rows, problem.n, shape, 1, false).num_tiles();
 }
 
+constexpr int64_t kNumSms = 132;  // of the H100 SXM and the H200; on others what is computed of it is rough, not wrong
+
 // Microseconds of the product by the kernel's model. Close enough to choose by, no more.
 inline double estimated_us(Problem const& problem, KernelRow const& kernel) {
-  constexpr int64_t kNumSms = 132;  // of the H100 SXM and the H200; on others the estimate is rough, not wrong
   TileShape const shape = kernel.config.shape;
   double const mmac = double(shape.tile_m) * shape.tile_n * double(problem.k) / 1e6;
   int64_t const waves = ceil_div(num_tiles(problem, shape), kNumSms);

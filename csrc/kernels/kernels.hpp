@@ -61,7 +61,7 @@ struct LaunchChoice {
   bool along_n;             // walk along N
   int pieces;               // of a chunk, each with its own signal
   bool same_order = false;  // of the chunks, on all ranks: chunk_order.hpp
-  int sections = 1;         // of the rows of gemm_ar: ar_choose.hpp
+  int sections = 1;         // of the rows of gemm_ar: fused_choose.hpp
 
   std::string name() const {
     return std::string(kKernels[kernel].config.name) + "/" + (along_n ? "n" : "m") + std::to_string(swizzle) + "/p" +

@@ -1,40 +1,64 @@
 #pragma once
-// Slots of the exchange area, through which a kernel of gemm_ar for few rows sends its tiles. Every rank has for each
-// unit, a tile of the product, one slot per source:
-//
-//   exchange area of one parity   [unit][source rank][vector][thread]     vectors of one thread's words
+// The exchange area, through which the kernels for few rows send their tiles. A unit is what one group of threads
+// holds of the product. Every rank has slots for the units' partials, each of [vector][thread]: the vectors of one
+// thread's words.
 //
 //   one-shot   each rank stores its partial of every unit into its slot at every peer, and adds up what it receives
 //   two-shot   each rank stores its partial into its slot at the unit's owner; the owner adds up, and stores the sum
-//              into the owner's slot at every peer
+//              into the unit's slot at every peer
+//   scatter    each rank stores of its partial, at every peer, the vectors with rows that the peer owns
 //
-// Before the areas of both parities stand the words that count the calls of such kernels.
+//   one-shot, scatter   [unit][source rank]
+//   two-shot            [unit / world][source rank] of the units that this rank owns, then the sums [unit]
 //
 // A word that is kEmptyWord has not arrived: two 16-bit floats of that pattern are NaNs that no conversion from fp32
 // produces. So the data is its own signal. A reader empties the slots it has read.
+//
+//   gather     each rank stores its rows of x at every peer, in slices along K; a word for each slice and each thread
+//              block that has stored a part of it tells the peer that it has arrived
+//
+// There are areas of two parities, and the words that count the calls of such kernels.
 
 #include "schedule/workspace_layout.hpp"
 
 namespace flux {
 
 constexpr uint32_t kEmptyWord = 0xffffffffu;
+constexpr int kMaxPushers = 64;  // thread blocks that store x
+constexpr int kMaxSlices = 8;    // along K
+
+enum class ExchangeForm : int { kOneShot = 0, kTwoShot = 1, kScatter = 2, kGather = 3 };
 
 struct ExchangeWords {
   Epoch begun[2][kMaxWorld];  // [parity of the call][peer], written by peers: make_signal of the call they have begun
-  Epoch calls;                // finished by this rank
-  uint32_t finished;          // CTAs of the call under way
+  Epoch pushed[2][kMaxWorld][kMaxSlices][kMaxPushers];  // gather: the same when a part of a slice has arrived
+  Epoch calls;                                          // finished by this rank
+  uint32_t finished;                                    // CTAs of the call under way
 };
 static_assert(sizeof(ExchangeWords) <= kExchangeHeadBytes);
 
 // Rank that adds up a unit of a two-shot exchange.
 FLUX_HD int exchange_owner(int32_t unit, int world) { return static_cast<int>(unit % world); }
 
-// Offset of a slot, in words; `unit_words` is the size of a slot.
-FLUX_HD int64_t exchange_slot(int64_t unit, int world, int source, int32_t unit_words) {
-  return (unit * world + source) * unit_words;
+// Number of the slot of a partial, and of a sum.
+FLUX_HD int64_t exchange_slot(ExchangeForm form, int64_t unit, int world, int source) {
+  return (form == ExchangeForm::kTwoShot ? unit / world : unit) * world + source;
 }
-FLUX_HD int64_t exchange_bytes(int64_t num_units, int world, int32_t unit_words) {
-  return exchange_slot(num_units, world, 0, unit_words) * 4;
+FLUX_HD int64_t exchange_sum_slot(int64_t unit, int64_t num_units, int world) {
+  return round_up(num_units, int64_t{world}) + unit;
+}
+FLUX_HD int64_t exchange_slots(ExchangeForm form, int64_t num_units, int world) {
+  return form == ExchangeForm::kTwoShot ? exchange_sum_slot(num_units, num_units, world) : num_units * world;
+}
+
+// Columns of a slice of a shard of `rows` rows: slices as large as that a signal costs little. A tile of K lies in one.
+FLUX_HD int gather_slice_k(int rows, int k) {
+  constexpr int64_t kLeastBytes = 128 << 10, kGranule = 128;
+  int64_t const bytes = int64_t{2} * rows * k;
+  int64_t const slices = bytes < 2 * kLeastBytes            ? 1
+                         : bytes > kMaxSlices * kLeastBytes ? int64_t{kMaxSlices}
+                                                            : bytes / kLeastBytes;
+  return static_cast<int>(round_up(ceil_div(k, slices), kGranule));
 }
 
 }  // namespace flux

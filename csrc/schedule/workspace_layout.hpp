@@ -60,8 +60,9 @@ FLUX_HD SignalSet signal_set_of(int parity, bool replay) {
   return parity == 0 ? SignalSet::kEven : SignalSet::kOdd;
 }
 
-constexpr int64_t kExchangeHeadBytes = 4096;           // words of the exchange
+constexpr int64_t kExchangeHeadBytes = 160 << 10;      // words of the exchange
 constexpr int64_t kExchangeBytes = int64_t{16} << 20;  // slots of one parity
+constexpr int64_t kGatherBytes = int64_t{8} << 20;     // gathered rows of x of one parity
 
 struct WorkspaceLayout {
   int64_t region_bytes;
@@ -69,9 +70,8 @@ struct WorkspaceLayout {
 
   FLUX_HD static int64_t exchange_offset() { return round_up(sizeof(ControlWords), kRegionAlign); }
   FLUX_HD static int64_t slots_offset() { return exchange_offset() + kExchangeHeadBytes; }
-  FLUX_HD int64_t region_offset(int parity) const {
-    return slots_offset() + 2 * kExchangeBytes + parity * region_bytes;
-  }
+  FLUX_HD static int64_t gather_offset() { return slots_offset() + 2 * kExchangeBytes; }
+  FLUX_HD int64_t region_offset(int parity) const { return gather_offset() + 2 * kGatherBytes + parity * region_bytes; }
   FLUX_HD int64_t send_offset() const { return region_offset(2); }
   FLUX_HD int64_t total_bytes() const { return send_offset() + send_bytes; }
 };

@@ -57,11 +57,17 @@ def force(ctx, strategy):
     return sorted(_forced)
 
 
+SIZES_OF_CONFIGS = (
+    *((8, 72, 64), (32, 512, 128), (64, 512, 128), (256, 512, 128)),
+    *((512, 14336, 8192), (4096, 5504, 4096), (4096, 4096, 1024)),
+)
+
+
 def every_config(device, world=2):
     """The tuner's candidates of this build, over products that suit unlike kernels; every kernel at least once."""
     core, found = extension.module, {}
     for op in OPS:
-        for rows, n, k in ((8, 72, 64), (256, 512, 128), (512, 14336, 8192), (4096, 5504, 4096), (4096, 4096, 1024)):
+        for rows, n, k in SIZES_OF_CONFIGS:
             found |= dict.fromkeys(core.candidates(op, device, world, rows, n, k, "bfloat16", False))
     del found["sequential"]
     if device == "cuda":

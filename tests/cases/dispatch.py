@@ -52,11 +52,8 @@ def compiled(ctx, op):
 
 def dispatch_record(ctx, op):
     small, large = (40, 72, 64), (512, 4096, 64)
-    few = "sequential" if ctx.is_cuda else "fused"  # the GPU kernels pay from some hundred rows on
-    cells = [("fused", small, "fused"), ("sequential", small, "sequential")]
-    if not (ctx.is_cuda and op == "gemm_ar"):  # there "auto" takes whatever is faster, for few rows too
-        cells.append(("auto", small, few))
-    if ctx.is_cuda and op != "gemm_ar":
+    cells = [("fused", small, "fused"), ("sequential", small, "sequential"), ("auto", small, "fused")]
+    if ctx.is_cuda and op != "gemm_ar":  # for that it is too few
         cells.append(("auto", large, "fused"))
     flux_ops.dispatch_counts(reset=True)
     for strategy, (rows, n, k), ran in cells:

@@ -116,18 +116,39 @@ void turns_are_counted() {
   }
 }
 
-// The slots of all units and sources lie one behind the other: no two share a word, and none is left out.
+// No two slots that a rank reads are one, and all lie within the area; one-shot leaves none out.
 void exchange_slots_are_disjoint() {
   for (int world : {2, 3, 8, 16}) {
-    for (int32_t words : {512, 4096}) {
-      int64_t next = 0;
-      for (int32_t unit = 0; unit < 40; ++unit) {
-        CHECK(exchange_owner(unit, world) >= 0 && exchange_owner(unit, world) < world, "unit %d", unit);
-        for (int source = 0; source < world; ++source, next += words) {
-          CHECK(exchange_slot(unit, world, source, words) == next, "unit %d, source %d", unit, source);
+    for (int32_t units : {1, 2, 40, 257}) {
+      for (ExchangeForm form : {ExchangeForm::kOneShot, ExchangeForm::kTwoShot, ExchangeForm::kScatter}) {
+        int64_t const slots = exchange_slots(form, units, world);
+        for (int rank = 0; rank < world; ++rank) {
+          std::set<int64_t> seen;
+          auto const add = [&](int64_t slot) {
+            CHECK(slot >= 0 && slot < slots && seen.insert(slot).second, "slot %ld of %ld", long(slot), long(slots));
+          };
+          for (int32_t unit = 0; unit < units; ++unit) {
+            bool const two_shot = form == ExchangeForm::kTwoShot, owns = exchange_owner(unit, world) == rank;
+            if (two_shot) add(exchange_sum_slot(unit, units, world));
+            for (int source = 0; source < world && (!two_shot || owns); ++source) {
+              add(exchange_slot(form, unit, world, source));
+            }
+          }
+          CHECK(form == ExchangeForm::kTwoShot || int64_t(seen.size()) == slots, "%zu of %ld", seen.size(),
+                long(slots));
         }
       }
-      CHECK(exchange_bytes(40, world, words) == next * 4, "%ld bytes", long(exchange_bytes(40, world, words)));
+    }
+  }
+}
+
+// Slices cover K, begin at multiples of every tile's K, and have words of their own.
+void slices_of_the_gather_cover_k() {
+  for (int rows : {1, 8, 64, 256}) {
+    for (int k : {8, 64, 128, 136, 4096, 7168, 8192, 28672}) {
+      int const slice_k = gather_slice_k(rows, k);
+      CHECK(slice_k > 0 && slice_k % 128 == 0 && ceil_div(k, slice_k) <= kMaxSlices, "%d rows of %d: %d", rows, k,
+            slice_k);
     }
   }
 }
@@ -202,6 +223,7 @@ std::vector<Test> ar_tests() {
       TEST(ar_own_steps_are_those_of_the_order),
       TEST(turns_are_counted),
       TEST(exchange_slots_are_disjoint),
+      TEST(slices_of_the_gather_cover_k),
       TEST(ar_order_matches_the_picture),
       TEST(ar_signals_are_distinct),
       TEST(ar_bound_of_the_staged_rows_holds_and_grows),

@@ -1,7 +1,7 @@
 // The choice of a kernel and its knobs (csrc/kernels/choose.hpp) and what is measured for it (candidates.hpp), without
 // any kernel: the launchers are stubs.
 
-#include "kernels/ar_choose.hpp"
+#include "kernels/fused_choose.hpp"
 
 #include <cstring>
 #include <set>
@@ -20,13 +20,21 @@ STUBS(c128x256_2x1)
 STUBS(c256x128_2x1)
 STUBS(p128x128_2x1)
 #undef STUBS
-#define STUBS(config)                                                                                    \
-  cudaError_t gemm_ar_##config##_bf16(GemmArArgs const&, cudaStream_t) { return cudaErrorNotSupported; } \
-  cudaError_t gemm_ar_##config##_fp16(GemmArArgs const&, cudaStream_t) { return cudaErrorNotSupported; }
+#define STUBS(config)                                                                                      \
+  cudaError_t few_rows_##config##_bf16(FewRowsArgs const&, cudaStream_t) { return cudaErrorNotSupported; } \
+  cudaError_t few_rows_##config##_fp16(FewRowsArgs const&, cudaStream_t) { return cudaErrorNotSupported; }
 STUBS(64x16)
+STUBS(128x16)
+STUBS(64x32_k2)
 STUBS(64x32)
+STUBS(128x64_k2)
+STUBS(64x64_k2)
 STUBS(64x64)
-STUBS(64x128)
+STUBS(128x64)
+STUBS(128x128)
+STUBS(128x128_k2)
+STUBS(128x256)
+STUBS(128x256_k2)
 #undef STUBS
 
 namespace test {
@@ -152,17 +160,17 @@ void sections_stay_within_the_bound() {
           Problem const p = problem_of(Op::kGemmAr, world, m, n, 4096);
           for (int kernel = 0; kernel < kNumKernels; ++kernel) {
             for (int sections = 1; sections <= kMostArSections; ++sections) {
-              ArChoice choice;
+              FusedChoice choice;
               choice.many_rows = {kernel, 1, false, 1};
               choice.many_rows.sections = sections;
-              if (!why_not_ar(p, choice).empty()) continue;
+              if (!why_not_fused_choice(p, choice).empty()) continue;
               TileShape const shape = kKernels[kernel].config.shape;
               Problem const chunk = section_problem(p, sections);
               int64_t const tiles = int64_t{sections} * make_tile_order(chunk.rows, n, shape, 1, false).num_tiles();
               int64_t const bytes = rs_tile_bytes(shape.tile_m, shape.tile_n, 2);
               CHECK(rs_region_bytes(world, tiles, bytes) <= ar_send_bytes_at_most(p) &&
                         ar_two_shot_bytes(world, tiles, bytes, m, n, 2) <= ar_region_bytes_at_most(p),
-                    "M %ld, N %ld, %d ranks: %s", long(m), long(n), world, choice.name().c_str());
+                    "M %ld, N %ld, %d ranks: %s", long(m), long(n), world, choice.name(p.op).c_str());
             }
           }
         }
@@ -174,15 +182,33 @@ void sections_stay_within_the_bound() {
   }
 }
 
-void candidates_of_gemm_ar_run_and_are_read_back() {
-  for (int world : {2, 3, 4, 8}) {
-    for (int64_t rows : {1, 16, 17, 64, 100, 128, 200, 512, 1000, 1024, 8192}) {
-      for (int64_t n : {8, 4096, 8192}) {
-        for (ArChoice const& choice : ar_candidates(problem_of(Op::kGemmAr, world, rows, n, 4096))) {
-          ArChoice read;
-          CHECK(parse_ar_choice(choice.name(), &read) && read.name() == choice.name(), "%s", choice.name().c_str());
-          CHECK(why_not_ar(problem_of(Op::kGemmAr, world, rows, n, 4096), choice).empty(), "%s", choice.name().c_str());
+void fused_candidates_run_and_are_read_back() {
+  for (Op op : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
+    for (int world : {2, 3, 4, 8}) {
+      for (int64_t m : {1, 16, 17, 64, 100, 128, 200, 512, 1000, 1024, 8192}) {
+        for (int64_t n : {8, 4096, 8192}) {
+          Problem const p = problem_of(op, world, rows_of(op, world, m), n, 4096);
+          for (FusedChoice const& choice : fused_candidates(p)) {
+            std::string const name = choice.name(op);
+            FusedChoice read;
+            CHECK(parse_fused_choice(op, name, &read) && read.name(op) == name, "%s", name.c_str());
+            CHECK(why_not_fused_choice(p, choice).empty(), "%s", name.c_str());
+          }
         }
+      }
+    }
+  }
+}
+
+void few_rows_have_kernels_of_their_own() {
+  for (Op op : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
+    for (int world : {2, 4, 8}) {
+      for (int64_t m : {1, 8, 16, 64, 128, 256}) {
+        Problem p = problem_of(op, world, rows_of(op, world, m), 4096, 8192);
+        CHECK(fused_candidates(p).front().is_few_rows(), "%s of %ld rows", op_name(op), long(m));
+        CHECK(why_sequence_is_faster(p).empty(), "%s of %ld rows", op_name(op), long(m));
+        p.weight_transposed = true;
+        for (FusedChoice const& choice : fused_candidates(p)) CHECK(!choice.is_few_rows(), "[K, N] is not for them");
       }
     }
   }
@@ -205,7 +231,8 @@ int main(int argc, char** argv) {
       TEST(tall_tiles_are_not_half_empty),
       TEST(few_rows_are_left_to_the_sequence),
       TEST(sections_stay_within_the_bound),
-      TEST(candidates_of_gemm_ar_run_and_are_read_back),
+      TEST(fused_candidates_run_and_are_read_back),
+      TEST(few_rows_have_kernels_of_their_own),
   };
   for (Test const& test : tests) {
     if (argc < 2) std::printf("%s\n", test.name);

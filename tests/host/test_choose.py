@@ -20,7 +20,8 @@ TESTS = [
     "tall_tiles_are_not_half_empty",
     "few_rows_are_left_to_the_sequence",
     "sections_stay_within_the_bound",
-    "candidates_of_gemm_ar_run_and_are_read_back",
+    "fused_candidates_run_and_are_read_back",
+    "few_rows_have_kernels_of_their_own",
 ]
 
 

@@ -1,8 +1,9 @@
-"""The exchange of gemm_ar for few rows (csrc/kernels/gemm_ar.cuh) as a small machine, all of whose interleavings are
+"""The exchange of the kernels for few rows (csrc/kernels/few_rows.cuh) as a small machine, whose interleavings are all
 visited: a store must meet an empty slot, a reader must find the data of its own call, and nobody may wait for ever.
 
 Each rank makes the calls 1, 2, ... one after the other; the state of a rank is how many steps it has made. A step of a
-call is a store into a slot of one rank, or a read, which waits until the slot is full and leaves it empty. Loads and
+call is a store into a slot of one rank, or a read, which waits until the slot is full and leaves it empty, or a look,
+which waits and leaves it. A gather looks, and reads at its end: what is stored before would meet rows in use. Loads and
 stores of one call may be seen in any order elsewhere; here each is one step in program order, and every order of the
 ranks' steps is tried. What is out of order inside a rank changes nothing: slots of one call are unlike places.
 """
@@ -15,9 +16,10 @@ CALLS = 4
 def steps_of(form, rank, world, owner, call):
     """(kind, rank whose slot it is, source of the slot, call) in program order."""
     peers = [(rank + i) % world for i in range(1, world)]
-    if form == "one-shot":
+    if form != "two-shot":
         stores = [("store", peer, rank, call) for peer in [*peers, rank]]
-        return stores + [("read", rank, source, call) for source in range(world)]
+        looks = [("look", rank, source, call) for source in range(world) if form == "gather"]
+        return [*stores, *looks, *(("read", rank, source, call) for source in range(world))]
     store = [("store", owner, rank, call)]
     if rank == owner:
         reads = [("read", rank, source, call) for source in range(world)]
@@ -25,10 +27,14 @@ def steps_of(form, rank, world, owner, call):
     return [*store, ("read", rank, owner, call)]
 
 
-def failure(form, world, parities=2, empties=True, owner_of=lambda call: 0):
-    """What goes wrong in some interleaving, or None."""
+def failure(forms, world, parities=2, empties=True, owner_of=lambda call: 0):
+    """What goes wrong in some interleaving of calls that have the forms in turn, or None."""
+
+    def form_of(call):
+        return forms[call % len(forms)]
+
     programs = [
-        [s for call in range(1, CALLS + 1) for s in steps_of(form, rank, world, owner_of(call), call)]
+        [s for call in range(1, CALLS + 1) for s in steps_of(form_of(call), rank, world, owner_of(call), call)]
         for rank in range(world)
     ]
     start = ((0,) * world, frozenset())
@@ -41,8 +47,8 @@ def failure(form, world, parities=2, empties=True, owner_of=lambda call: 0):
             if made[rank] == len(program):
                 continue
             kind, at, source, call = program[made[rank]]
-            place = at, source, call % parities
-            if kind == "read" and place not in full:
+            place = form_of(call) == "gather", at, source, call % parities
+            if kind != "store" and place not in full:
                 continue
             stuck, after = False, dict(full)
             if kind == "store":
@@ -52,7 +58,7 @@ def failure(form, world, parities=2, empties=True, owner_of=lambda call: 0):
             else:
                 if full[place] != call:
                     return f"rank {rank} reads call {full[place]} in call {call}"
-                if empties:
+                if empties and kind == "read":
                     del after[place]
             state = (*made[:rank], made[rank] + 1, *made[rank + 1 :]), frozenset(after.items())
             if state not in seen:
@@ -67,16 +73,21 @@ OWNERS = {"same owner": lambda call: 0, "owners in turn": lambda call: call % 2}
 
 
 @pytest.mark.parametrize("world", (2, 3))
-@pytest.mark.parametrize("form", ("one-shot", "two-shot"))
+@pytest.mark.parametrize(
+    "forms",
+    (("one-shot",), ("two-shot",), ("gather",), ("one-shot", "gather", "two-shot"), ("gather", "gather", "two-shot")),
+    ids="-".join,
+)
 @pytest.mark.parametrize("owner", OWNERS)
-def test_two_halves_are_enough(form, world, owner):
-    assert failure(form, world, owner_of=OWNERS[owner]) is None
+def test_two_halves_are_enough(forms, world, owner):
+    assert failure(forms, world, owner_of=OWNERS[owner]) is None
 
 
-def test_one_half_is_not():
-    assert "over call" in failure("one-shot", 2, parities=1)
+@pytest.mark.parametrize("form", ("one-shot", "gather"))
+def test_one_half_is_not(form):
+    assert "over call" in failure((form,), 2, parities=1)
 
 
 @pytest.mark.parametrize("form", ("one-shot", "two-shot"))
 def test_readers_have_to_empty_the_slots(form):
-    assert "reads call" in failure(form, 2, empties=False)
+    assert "reads call" in failure((form,), 2, empties=False)

@@ -1,10 +1,10 @@
 #pragma once
-// The exchange of gemm_ar for few rows: thread t of a CTA on every rank holds the same words of the same unit, and the
-// data is its own signal (schedule/exchange_layout.hpp).
+// The exchange of partials by the kernels for few rows: thread t of a group on every rank holds the same words of the
+// same unit, and the data is its own signal (schedule/exchange_layout.hpp).
 
 #include "comm/signal.cuh"
 #include "cutlass/numeric_conversion.h"
-#include "kernels/ar_launch.hpp"
+#include "kernels/few_rows_launch.hpp"
 #include "schedule/chunk_order.hpp"
 #include "schedule/exchange_layout.hpp"
 
@@ -22,78 +22,90 @@ class Exchange {
   struct Vector {
     uint32_t word[kVectorWords];
   };
-  struct Sums {  // of a unit, in fp32: what is left to do is the bias and the rounding
-    float value[2 * Words];
-  };
+  __device__ Exchange(ExchangeArgs const& args, int32_t num_units, int parity, Epoch signal, int thread)
+      : args_(args),
+        num_units_(num_units),
+        signal_(signal),
+        base_(parity * (kExchangeBytes / 4) + thread * kVectorWords) {}
 
-  __device__ Exchange(ExchangeArgs const& args, int parity, Epoch signal, int thread)
-      : args_(args), signal_(signal), base_(parity * (kExchangeBytes / 4) + thread * kVectorWords) {}
-
-  // Stores a partial into this rank's slot at every rank that adds up the unit: all, or its owner. This rank's own goes
-  // through memory too: so each rank adds the same rounded values, and no registers hold them meanwhile. `mask` has a
-  // bit for each vector that holds anything.
-  __device__ void send_partial(int32_t unit, Vector const (&partial)[kVectors], uint32_t mask) const {
-    if (args_.two_shot) {
-      store(exchange_owner(unit, args_.world), unit, partial, mask);
-    } else {
-      for (int step = 1; step <= args_.world; ++step)
-        store(wrap_rank(args_.rank + step, args_.world), unit, partial, mask);
+  // Stores a partial into this rank's slot at every rank that adds it up, next rank first. This rank's own goes through
+  // memory too: so each rank adds the same rounded values, and no registers hold them meanwhile. `mask_of(rank)` has a
+  // bit for each vector that the rank needs.
+  template <class MaskOf>
+  __device__ void send_partial(int32_t unit, Vector const (&partial)[kVectors], MaskOf const& mask_of) const {
+    int64_t const number = exchange_slot(args_.form, unit, args_.world, args_.rank);
+    if (args_.form == ExchangeForm::kTwoShot) {
+      int const owner = exchange_owner(unit, args_.world);
+      store(owner, number, partial, mask_of(owner));
+      return;
+    }
+    for (int step = 1; step <= args_.world; ++step) {
+      int const peer = wrap_rank(args_.rank + step, args_.world);
+      store(peer, number, partial, mask_of(peer));
     }
   }
 
-  // Stores the sum of a unit that this rank owns into its slot at all peers, next rank first.
-  __device__ void send_sum(int32_t unit, Vector const (&sum)[kVectors], uint32_t mask) const {
-    for (int step = 1; step < args_.world; ++step) store(wrap_rank(args_.rank + step, args_.world), unit, sum, mask);
-  }
-
-  // The sum of all ranks' partials of a unit, in rank order.
-  __device__ Sums reduce(int32_t unit, uint32_t mask) const {
-    Sums sums;
+  // The sums of all ranks' partials of a group of vectors (the more, the fewer times the latency counts), in rank order
+  // and in fp32, + the bias of even and of odd words, rounded.
+  template <int Group>
+  __device__ void reduce(int32_t unit, int group, uint32_t mask, float2 bias, Vector (&sums)[Group]) const {
+    float sum[2 * Group * kVectorWords];
 #pragma unroll
-    for (int i = 0; i < 2 * Words; ++i) sums.value[i] = 0.0f;
+    for (float& value : sum) value = 0.0f;
     for (int first_source = 0; first_source < args_.world; first_source += kSources) {
+      Vector parts[kSources][Group];
+      receive(unit, first_source, group, parts, mask);
 #pragma unroll
-      for (int first_vector = 0; first_vector < kVectors; first_vector += kGroup) {
-        Vector parts[kSources][kGroup];
-        receive(unit, first_source, first_vector, parts, mask);
+      for (int i = 0; i < kSources; ++i) {
+        if (first_source + i >= args_.world) continue;
 #pragma unroll
-        for (int i = 0; i < kSources; ++i) {
-          if (first_source + i >= args_.world) continue;
-#pragma unroll
-          for (int v = 0; v < kGroup; ++v) {
-#pragma unroll
-            for (int w = 0; w < kVectorWords; ++w) {
-              float2 const pair = unpack(parts[i][v].word[w]);
-              float* const sum = sums.value + ((first_vector + v) * kVectorWords + w) * 2;
-              sum[0] += pair.x;
-              sum[1] += pair.y;
-            }
-          }
+        for (int w = 0; w < Group * kVectorWords; ++w) {
+          float2 const pair = unpack(parts[i][w / kVectorWords].word[w % kVectorWords]);
+          sum[2 * w] += pair.x;
+          sum[2 * w + 1] += pair.y;
         }
       }
     }
-    return sums;
+#pragma unroll
+    for (int w = 0; w < Group * kVectorWords; ++w) {
+      float const b = w % 2 == 0 ? bias.x : bias.y;
+      sums[w / kVectorWords].word[w % kVectorWords] = pack(sum[2 * w] + b, sum[2 * w + 1] + b);
+    }
   }
 
-  // The sum that the unit's owner has sent.
-  __device__ void receive_sum(int32_t unit, Vector (&sum)[kVectors], uint32_t mask) const {
-    int const owner = exchange_owner(unit, args_.world);
+  // Stores a group of the sums of a unit that this rank owns into the unit's slot at all peers, next rank first.
+  template <int Group>
+  __device__ void send_sum(int32_t unit, int group, Vector const (&sums)[Group], uint32_t mask) const {
+    int64_t const number = exchange_sum_slot(unit, num_units_, args_.world);
+    for (int step = 1; step < args_.world; ++step) {
+#pragma unroll
+      for (int v = 0; v < Group; ++v) {
+        if (mask >> (group + v) & 1) {
+          store_relaxed(slot(wrap_rank(args_.rank + step, args_.world), number, group + v), sums[v]);
+        }
+      }
+    }
+  }
+
+  // A group of the sums that the unit's owner has sent.
+  template <int Group>
+  __device__ void receive_sum(int32_t unit, int group, Vector (&sums)[Group], uint32_t mask) const {
+    int64_t const number = exchange_sum_slot(unit, num_units_, args_.world);
     Poll poll(*this);
     for (;;) {
       bool arrived = true;
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        if (!(mask >> v & 1)) continue;
-        load(slot(args_.rank, unit, owner, v), sum[v]);
+      for (int v = 0; v < Group; ++v) {
+        if (mask >> (group + v) & 1) load(slot(args_.rank, number, group + v), sums[v]);
       }
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v) arrived = arrived && (!(mask >> v & 1) || is_full(sum[v]));
+      for (int v = 0; v < Group; ++v) arrived = arrived && (!(mask >> (group + v) & 1) || is_full(sums[v]));
       if (arrived) break;
-      poll.again(owner, unit);
+      poll.again(exchange_owner(unit, args_.world), unit);
     }
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      if (mask >> v & 1) empty(slot(args_.rank, unit, owner, v));
+    for (int v = 0; v < Group; ++v) {
+      if (mask >> (group + v) & 1) empty(slot(args_.rank, number, group + v));
     }
   }
 
@@ -107,10 +119,7 @@ class Exchange {
   }
 
  private:
-  // What is polled together: the more loads are under way, the fewer times their latency counts.
-  static constexpr int kSources = 4;
-  static constexpr int kGroup = kVectors < 2 ? kVectors : 2;
-  static_assert(kVectors % kGroup == 0);
+  static constexpr int kSources = 2;
 
   // Bounds a wait.
   struct Poll {
@@ -133,28 +142,31 @@ class Exchange {
     return {values[0], values[1]};
   }
 
-  __device__ uint32_t* slot(int at, int32_t unit, int source, int v) const {
-    return args_.slots[at] + base_ + exchange_slot(unit, args_.world, source, kUnitWords) + v * Threads * kVectorWords;
+  __device__ uint32_t* slot(int at, int64_t number, int v) const {
+    return args_.slots[at] + base_ + number * kUnitWords + v * Threads * kVectorWords;
   }
 
-  __device__ void store(int peer, int32_t unit, Vector const (&vectors)[kVectors], uint32_t mask) const {
+  __device__ void store(int at, int64_t number, Vector const (&vectors)[kVectors], uint32_t mask) const {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      if (mask >> v & 1) store_relaxed(slot(peer, unit, args_.rank, v), vectors[v]);
+      if (mask >> v & 1) store_relaxed(slot(at, number, v), vectors[v]);
     }
   }
 
   // The partials of a few sources; waits until all have arrived, and empties their slots.
-  __device__ void receive(int32_t unit, int first_source, int first_vector, Vector (&parts)[kSources][kGroup],
+  template <int Group>
+  __device__ void receive(int32_t unit, int first_source, int group, Vector (&parts)[kSources][Group],
                           uint32_t mask) const {
     auto const each = [&](auto const& visit) {
 #pragma unroll
       for (int i = 0; i < kSources; ++i) {
 #pragma unroll
-        for (int v = 0; v < kGroup; ++v) {
-          int const source = first_source + i, vector = first_vector + v;
+        for (int v = 0; v < Group; ++v) {
+          int const source = first_source + i, vector = group + v;
           bool const is_sent = source < args_.world && (mask >> vector & 1);
-          if (is_sent) visit(source, slot(args_.rank, unit, source, vector), parts[i][v]);
+          if (is_sent) {
+            visit(source, slot(args_.rank, exchange_slot(args_.form, unit, args_.world, source), vector), parts[i][v]);
+          }
         }
       }
     };
@@ -211,6 +223,7 @@ class Exchange {
   }
 
   ExchangeArgs const& args_;
+  int32_t num_units_;
   Epoch signal_;
   int64_t base_;
 };

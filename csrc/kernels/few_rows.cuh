@@ -1,0 +1,291 @@
+#pragma once
+// The ops for few rows of x, each in one kernel: what is computed is at few_rows_launch.hpp.
+//
+// With few rows the time is that of reading the weights, and then that of filling shared memory: a tile is TileN rows
+// of the weight, the left operand of the MMA, by TileM rows of x. Where there are too few such tiles, SplitK CTAs, a
+// cluster, share one: each multiplies a part of K, and they exchange what they have, each for a slice of the tile's x.
+//
+//   load       one warp, by TMA: the weight past the L2's care (it is used once), x with it
+//   math       a warpgroup for each 64 rows of the weight. When a tile is done, it sends the rounded partial straight
+//              into the peers' exchange area; after its last tile it waits for the sums and writes y
+//   exchange   three warps: do the same for the tiles before the last one, while the next is computed (ag_gemm: two
+//              push this rank's rows of x to the peers, one watches what comes in)
+//
+// The load warp also waits for each peer's word of this call: it tells unlike calls apart.
+//
+// The sum has the same bits on all ranks. Its state is in device memory, so a replayed CUDA graph needs no more.
+// Consecutive calls use the two halves of the exchange area in turn: to finish a call a rank needs data that each peer
+// sends after it has finished the call before, so when a rank begins a call, all peers are done with the last call but
+// one. That call's readers have emptied the slots.
+
+#include <algorithm>
+
+#include "cutlass/arch/barrier.h"
+#include "cutlass/arch/reg_reconfig.h"
+#include "cutlass/device_kernel.h"
+#include "cutlass/pipeline/sm90_pipeline.hpp"
+#include "kernels/few_rows_push.cuh"
+#include "kernels/few_rows_tiles.cuh"
+#include "kernels/occupancy.hpp"
+
+namespace flux {
+
+// One thread, elected in a way that the compiler knows: otherwise it takes each load as one of many lanes'.
+template <class Cfg, class Params>
+__device__ void few_rows_load(Params const& p, typename Cfg::Storage& storage, PushedRows const& pushed) {
+  using namespace cute;
+  using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+  using EmptyBarrier = cutlass::arch::ClusterBarrier;
+  bool const gathers = p.exchange.form == ExchangeForm::kGather;
+  Tensor const weight = p.tma_weight.get_tma_tensor(make_shape(p.n, p.k));
+  auto const& tma_x = p.tma_x[gathers ? pushed.parity() : 0];
+  Tensor const x = tma_x.get_tma_tensor(make_shape(p.m, p.k));
+  Tensor const s_weight = make_tensor(make_smem_ptr(storage.weight.begin()), typename Cfg::WeightLayout{});
+  Tensor const s_x = make_tensor(make_smem_ptr(storage.x.begin()), typename Cfg::XLayout{});
+
+  int const first_k = FewRowsTiles<Cfg>::slice();
+  int arrived_k = 0;                                    // tiles of K whose x is there
+  int turn = 0;                                         // of the tiles
+  cutlass::PipelineState<Cfg::kStages> state(0, 1, 0);  // all stages are empty
+  for (FewRowsTiles<Cfg> tile(p); tile.is_valid(); tile.next(), ++turn) {
+    auto const g_weight = local_tile(weight, Shape<Int<Cfg::TileN>, Int<Cfg::kTileK>>{}, make_coord(tile.n(), _));
+    auto const g_x = local_tile(x, Shape<Int<Cfg::TileM>, Int<Cfg::kTileK>>{}, make_coord(tile.m(), _));
+    auto const weights =
+        tma_partition(p.tma_weight, Int<0>{}, Layout<_1>{}, group_modes<0, 2>(s_weight), group_modes<0, 2>(g_weight));
+    auto const rows = tma_partition(tma_x, Int<0>{}, Layout<_1>{}, group_modes<0, 2>(s_x), group_modes<0, 2>(g_x));
+    if (Cfg::SplitK > 1 && turn > 0) storage.split.wait_drained(turn - 1);
+    auto ahead = state;
+    auto const load_weight = [&](int k) {
+      int const stage = ahead.index();
+      EmptyBarrier::wait(&storage.empty[stage], ahead.phase());
+      FullBarrier::arrive_and_expect_tx(&storage.full[stage], Cfg::kStageBytes);
+      copy(p.tma_weight.with(storage.full[stage], 0, TMA::CacheHintSm90::EVICT_FIRST), get<0>(weights)(_, k),
+           get<1>(weights)(_, stage));
+      ++ahead;
+    };
+    // While the peers' rows of x come in, the weights fill all stages.
+    int loaded_k = first_k;
+    if (gathers && turn == 0) {
+      for (int stage = 0; stage < Cfg::kStages && loaded_k < p.k_tiles(); ++stage, loaded_k += Cfg::SplitK) {
+        load_weight(loaded_k);
+      }
+    }
+    for (int k = first_k; k < p.k_tiles(); k += Cfg::SplitK, ++state) {
+      if (gathers && k >= arrived_k) arrived_k = pushed.take(k * Cfg::kTileK, &storage.slices) / Cfg::kTileK;
+      if (k >= loaded_k) load_weight(k);
+      int const stage = state.index();
+      copy(tma_x.with(storage.full[stage], 0, TMA::CacheHintSm90::EVICT_LAST), get<0>(rows)(_, k),
+           get<1>(rows)(_, stage));
+    }
+  }
+}
+
+// The product of one tile, or the cluster's part of it.
+template <class Cfg, class Accumulators>
+__device__ void few_rows_multiply(typename Cfg::Storage& storage, int k_tiles,
+                                  cutlass::PipelineState<Cfg::kStages>& state, int thread, Accumulators& acc) {
+  using namespace cute;
+  typename Cfg::Mma mma;
+  auto const slice = mma.get_thread_slice(thread);
+  Tensor const s_weight = make_tensor(make_smem_ptr(storage.weight.begin()), typename Cfg::WeightLayout{});
+  Tensor const s_x = make_tensor(make_smem_ptr(storage.x.begin()), typename Cfg::XLayout{});
+  Tensor const a = slice.make_fragment_A(slice.partition_A(s_weight));
+  Tensor const b = slice.make_fragment_B(slice.partition_B(s_x));
+  auto const release = [&](int stage) {
+    if (thread % 32 == 0) cutlass::arch::ClusterBarrier::arrive(&storage.empty[stage]);
+  };
+  mma.accumulate_ = GMMA::ScaleOut::Zero;
+  int last_stage = -1;
+  for (int k = FewRowsTiles<Cfg>::slice(); k < k_tiles; k += Cfg::SplitK, ++state) {
+    int const stage = state.index();
+    cutlass::arch::ClusterTransactionBarrier::wait(&storage.full[stage], state.phase());
+    warpgroup_fence_operand(acc);
+    warpgroup_arrive();
+    CUTE_UNROLL
+    for (int block = 0; block < size<2>(a); ++block) {
+      gemm(mma, a(_, _, block, stage), b(_, _, block, stage), acc);
+      mma.accumulate_ = GMMA::ScaleOut::One;
+    }
+    warpgroup_commit_batch();
+    warpgroup_fence_operand(acc);
+    if (last_stage >= 0) {
+      warpgroup_wait<1>();
+      release(last_stage);
+    }
+    last_stage = stage;
+  }
+  warpgroup_wait<0>();
+  warpgroup_fence_operand(acc);
+  release(last_stage);
+}
+
+// Writes a word of a thread into this rank's rows of y. For all lanes of a warp.
+template <class Cfg, class Params>
+__device__ void few_rows_write(Params const& p, FewRowsPlace<Cfg> const& place, uint32_t word, int i) {
+  uint32_t transposed;  // two neighbouring columns of y for one row
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(word));
+  int const m = place.block_m(i) + place.row - p.first_row(p.exchange.rank), n = place.block_n(i) + 2 * place.column;
+  if (m >= 0 && m < p.num_rows() && n < p.n) {
+    *reinterpret_cast<uint32_t*>(p.y + int64_t{m} * p.n + n) = transposed;
+  }
+}
+
+// The bias of the two rows of the weight that a thread has.
+template <class Cfg, class Params>
+__device__ float2 few_rows_bias(Params const& p, FewRowsPlace<Cfg> const& place) {
+  auto const at = [&](int n) { return p.bias != nullptr && n < p.n ? float(p.bias[n]) : 0.0f; };
+  return {at(place.block_n(0) + place.row), at(place.block_n(1) + place.row)};
+}
+
+// Waits for the sum of a unit, or for what it is made of, and writes it; Group vectors at a time.
+template <class Cfg, int Group, class Params>
+__device__ void few_rows_finish(Params const& p, typename Cfg::Transfer const& transfer, FewRowsTiles<Cfg> const& tile,
+                                int part, int thread) {
+  using Transfer = typename Cfg::Transfer;
+  ExchangeArgs const& exchange = p.exchange;
+  bool const two_shot = exchange.form == ExchangeForm::kTwoShot;
+  int const first = p.first_row(exchange.rank), unit = tile.unit(part);
+  FewRowsPlace<Cfg> const place(tile, part, thread);
+  uint32_t const mask = place.mask(first, first + p.num_rows());
+  bool const adds = !two_shot || exchange_owner(unit, exchange.world) == exchange.rank;
+  float2 const bias = few_rows_bias<Cfg>(p, place);
+  CUTE_NO_UNROLL
+  for (int group = 0; group < Transfer::kVectors; group += Group) {
+    if (!__any_sync(~0u, mask >> group & ((1u << Group) - 1))) continue;
+    typename Transfer::Vector words[Group];
+    if (adds) {
+      transfer.template reduce<Group>(unit, group, mask, bias, words);
+      if (two_shot) transfer.template send_sum<Group>(unit, group, words, mask);
+    } else {
+      transfer.template receive_sum<Group>(unit, group, words, mask);
+    }
+    __syncwarp();
+    CUTE_UNROLL
+    for (int i = 0; i < Group * Transfer::kVectorWords; ++i) {
+      few_rows_write<Cfg>(p, place, words[i / Transfer::kVectorWords].word[i % Transfer::kVectorWords],
+                          group * Transfer::kVectorWords + i);
+    }
+  }
+}
+
+template <class Cfg, class Params>
+__device__ void few_rows_compute(Params const& p, typename Cfg::Storage& storage,
+                                 typename Cfg::Transfer const& transfer, int thread) {
+  using namespace cute;
+  using Transfer = typename Cfg::Transfer;
+  bool const gathers = p.exchange.form == ExchangeForm::kGather;
+  cutlass::PipelineState<Cfg::kStages> state;
+  int turn = 0;
+  for (FewRowsTiles<Cfg> tile(p); tile.is_valid(); tile.next(), ++turn) {
+    int const part = thread / 128;
+    FewRowsPlace<Cfg> const place(tile, part, thread % 128);
+    Tensor acc = partition_fragment_C(typename Cfg::Mma{}, Shape<Int<Cfg::TileN>, Int<Cfg::TileM>>{});
+    few_rows_multiply<Cfg>(storage, p.k_tiles(), state, thread, acc);
+    if constexpr (Cfg::SplitK > 1) {
+      add_slices<Cfg::SplitK, Cfg::kParts>(storage.split, storage.weight.begin(), tile.slice(), turn, thread, acc);
+    }
+    if (gathers) {
+      float2 const bias = few_rows_bias<Cfg>(p, place);
+      __syncwarp();
+      CUTE_UNROLL
+      for (int i = 0; i < Cfg::kWords; ++i) {
+        float const b = i % 2 == 0 ? bias.x : bias.y;
+        few_rows_write<Cfg>(p, place, Transfer::pack(acc(2 * i) + b, acc(2 * i + 1) + b), i);
+      }
+    } else {
+      typename Transfer::Vector words[Transfer::kVectors];
+      CUTE_UNROLL
+      for (int i = 0; i < Cfg::kWords; ++i) {
+        words[i / Transfer::kVectorWords].word[i % Transfer::kVectorWords] = Transfer::pack(acc(2 * i), acc(2 * i + 1));
+      }
+      transfer.send_partial(tile.unit(part), words, [&](int rank) {
+        int const first = p.first_row(rank);
+        return place.mask(first, first + p.num_rows());
+      });
+    }
+    __syncwarp();
+    if (thread % 32 == 0) atomicAdd_block(&storage.sent, 1u);
+  }
+  // The next kernel may be brought in while this one waits for the peers. No sooner: it holds SMs while it waits for
+  // this one, and another stream's kernel that a peer waits for may need them.
+  asm volatile("griddepcontrol.launch_dependents;");
+  if (gathers) return;
+  FewRowsTiles<Cfg> last(p);
+  while (!last.is_last()) last.next();
+  constexpr int kMostVectors = Cfg::kUnevenRegisters ? 2 : 4;
+  constexpr int kGroup = Transfer::kVectors < kMostVectors ? Transfer::kVectors : kMostVectors;
+  few_rows_finish<Cfg, kGroup>(p, transfer, last, thread / 128, thread % 128);
+}
+
+// The exchange warps, but for ag_gemm: each stands in for the math warps of its number, and of every third from there.
+template <class Cfg, class Params>
+__device__ void few_rows_exchange(Params const& p, typename Cfg::Storage& storage, int parity, Epoch signal, int warp) {
+  uint32_t sent = 0;
+  for (FewRowsTiles<Cfg> tile(p); tile.is_valid() && !tile.is_last(); tile.next()) {
+    sent += Cfg::kMathThreads / 32;
+    while (*const_cast<uint32_t volatile*>(&storage.sent) < sent) __nanosleep(500);  // only not to poll in vain
+    CUTE_NO_UNROLL
+    for (int w = warp; w < Cfg::kMathThreads / 32; w += kExchangeWarps) {
+      int const thread = w * 32 + threadIdx.x % 32;
+      typename Cfg::Transfer const transfer(p.exchange, p.num_units(), parity, signal, thread % 128);
+      few_rows_finish<Cfg, 1>(p, transfer, tile, thread / 128, thread % 128);
+    }
+  }
+}
+
+template <class Cfg, class Params>
+__global__ void __launch_bounds__(Cfg::kThreads, 1) few_rows_kernel(CUTLASS_GRID_CONSTANT Params const p) {
+  extern __shared__ char shared_memory[];
+  auto& storage =
+      *reinterpret_cast<typename Cfg::Storage*>((reinterpret_cast<uintptr_t>(shared_memory) + 1023) & ~uintptr_t{1023});
+  int const thread = threadIdx.x, world = p.exchange.world, rank = p.exchange.rank;
+  if (thread == 0) {
+    for (int stage = 0; stage < Cfg::kStages; ++stage) {
+      cutlass::arch::ClusterTransactionBarrier::init(&storage.full[stage], 1);
+      cutlass::arch::ClusterBarrier::init(&storage.empty[stage], Cfg::kMathThreads / 32);
+    }
+    storage.split.init(Cfg::SplitK, Cfg::kMathThreads / 32);
+    storage.sent = storage.slices = 0;
+    cutlass::arch::fence_barrier_init();
+  }
+  if constexpr (Cfg::SplitK > 1) cute::cluster_sync();
+  __syncthreads();
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+
+  ExchangeWords& local = *p.exchange.words[rank];
+  Epoch const call = load_relaxed_sys(&local.calls) + 1;
+  int const parity = parity_of(call);
+  SignalWait wait = p.exchange.wait;
+  wait.signal = make_signal(call, p.exchange.digest);
+  auto const pushed = [&] {
+    return PushedRows(p.exchange, wait, parity, p.m / world, p.k, p.num_tiles() * Cfg::SplitK);
+  };
+  if (thread < Cfg::kMathThreads) {
+    if constexpr (Cfg::kUnevenRegisters) cutlass::arch::warpgroup_reg_alloc<Cfg::kMathRegisters>();
+    few_rows_compute<Cfg>(p, storage, {p.exchange, p.num_units(), parity, wait.signal, thread % 128}, thread);
+  } else {
+    if constexpr (Cfg::kUnevenRegisters) cutlass::arch::warpgroup_reg_dealloc<Cfg::kOtherRegisters>();
+    int const warp = (thread - Cfg::kMathThreads) / 32, lane = thread % 32;
+    if (warp == kExchangeWarps) {
+      bool const is_peer = lane < world && lane != rank;
+      if (blockIdx.x == 0 && is_peer) store_release_sys(&p.exchange.words[lane]->begun[parity][rank], wait.signal);
+      if (cute::elect_one_sync()) few_rows_load<Cfg>(p, storage, pushed());
+      __syncwarp();
+      if (is_peer) wait_signal(wait, &local.begun[parity][lane], lane, 0, 0, 0);
+    } else if (p.exchange.form != ExchangeForm::kGather) {
+      few_rows_exchange<Cfg>(p, storage, parity, wait.signal, warp);
+    } else if (warp == kPushWarps) {
+      pushed().watch(&storage.slices);
+    } else {
+      pushed().push(p.shard, thread - Cfg::kMathThreads);
+      if (p.gathered != nullptr) pushed().copy_to(p.gathered, thread - Cfg::kMathThreads);
+    }
+  }
+  __syncthreads();
+  if (thread == 0 && atomicAdd(&local.finished, 1u) == gridDim.x - 1) {
+    local.finished = 0;
+    local.calls = call;
+  }
+}
+
+}  // namespace flux

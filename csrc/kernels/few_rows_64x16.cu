@@ -1,0 +1,13 @@
+#include "kernels/few_rows_launch.cuh"
+
+namespace flux {
+
+cudaError_t few_rows_64x16_bf16(FewRowsArgs const& args, cudaStream_t stream) {
+  return launch_few_rows<FewRowsConfig<cutlass::bfloat16_t, 64, 16, 1>>(args, stream);
+}
+
+cudaError_t few_rows_64x16_fp16(FewRowsArgs const& args, cudaStream_t stream) {
+  return launch_few_rows<FewRowsConfig<cutlass::half_t, 64, 16, 1>>(args, stream);
+}
+
+}  // namespace flux

@@ -1,0 +1,59 @@
+#pragma once
+// Starts a kernel for few rows.
+
+#include "kernels/few_rows.cuh"
+
+namespace flux {
+
+template <class Cfg>
+cudaError_t launch_few_rows(FewRowsArgs const& args, cudaStream_t stream) {
+  using namespace cute;
+  using Element = typename Cfg::Element;
+  int const m = static_cast<int>(args.m), n = static_cast<int>(args.n), k = static_cast<int>(args.k);
+  bool const gathers = args.exchange.form == ExchangeForm::kGather;
+
+  auto const tma = [k](void const* data, int rows, int64_t stride, auto const& smem, auto tile_rows) {
+    Tensor const matrix =
+        make_tensor(make_gmem_ptr(static_cast<Element const*>(data)), make_shape(rows, k), make_stride(stride, _1{}));
+    return make_tma_copy(SM90_TMA_LOAD{}, matrix, smem(_, _, 0), make_shape(tile_rows, Int<Cfg::kTileK>{}), _1{});
+  };
+  auto const tma_x = [&](int parity) {
+    auto const* const area = reinterpret_cast<std::byte const*>(args.exchange.slots[args.exchange.rank]);
+    return tma(gathers ? area + parity * kGatherBytes : args.x, m, args.k, typename Cfg::XLayout{}, Int<Cfg::TileM>{});
+  };
+  auto const tma_weight = tma(args.weight, n, args.weight_stride, typename Cfg::WeightLayout{}, Int<Cfg::TileN>{});
+  FewRowsParams<Cfg, decltype(tma_weight), decltype(tma_x(0))> const params{tma_weight,
+                                                                            {tma_x(0), tma_x(1)},
+                                                                            m,
+                                                                            n,
+                                                                            k,
+                                                                            static_cast<Element const*>(args.bias),
+                                                                            static_cast<Element*>(args.y),
+                                                                            args.x,
+                                                                            args.gathered,
+                                                                            args.exchange};
+
+  auto* const kernel = few_rows_kernel<Cfg, std::remove_const_t<decltype(params)>>;
+  constexpr int kSmemBytes = sizeof(typename Cfg::Storage) + 1024;
+  int device = 0, clusters = 0;
+  cudaError_t const error = max_active_clusters(reinterpret_cast<void const*>(kernel), dim3(Cfg::SplitK), Cfg::kThreads,
+                                                kSmemBytes, &device, &clusters);
+  if (error != cudaSuccess) return error;
+  int const tiles = params.num_tiles();
+  if (clusters < tiles && clusters * Cfg::SplitK < kMaxPushers) return cudaErrorInvalidConfiguration;
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {Cfg::SplitK, 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = {static_cast<unsigned>(std::min(clusters, tiles) * Cfg::SplitK), 1, 1};
+  config.blockDim = {Cfg::kThreads, 1, 1};
+  config.dynamicSmemBytes = kSmemBytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = Cfg::SplitK > 1 ? 2 : 1;
+  return cudaLaunchKernelEx(&config, kernel, params);
+}
+
+}  // namespace flux

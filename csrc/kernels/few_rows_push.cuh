@@ -1,0 +1,121 @@
+#pragma once
+// How the rows of x of all ranks come together in a kernel for few rows (schedule/exchange_layout.hpp, gather): some
+// CTAs store this rank's rows at every rank, slice by slice along K, in the order in which the product takes them.
+
+#include "comm/signal.cuh"
+#include "kernels/few_rows_launch.hpp"
+#include "schedule/chunk_order.hpp"
+
+namespace flux {
+
+constexpr int kExchangeWarps = 3, kPushWarps = 2;
+
+class PushedRows {
+ public:
+  // `rows` of each rank. `num_ctas`: at least so many does the grid have on every rank.
+  __device__ PushedRows(ExchangeArgs const& args, SignalWait const& wait, int parity, int rows, int k, int num_ctas)
+      : args_(args), wait_(wait), parity_(parity), rows_(rows), row_vectors_(k / kVector) {
+    pushers_ = min(num_ctas, kMaxPushers);
+    slice_vectors_ = gather_slice_k(rows, k) / kVector;
+  }
+
+  __device__ int parity() const { return parity_; }
+
+  // For one warp: counts the slices that have arrived from all ranks.
+  __device__ void watch(uint32_t* slices) const {
+    for (int slice = 0; slice < num_slices(); ++slice) {
+      wait_slice(slice);
+      if (threadIdx.x % 32 == 0) {
+        asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(shared_address(slices)), "r"(slice + 1) : "memory");
+      }
+    }
+  }
+
+  // For the thread that loads: returns once column k of x has been counted, and the first column beyond its slice.
+  // Columns beyond K are zeros that need not come.
+  __device__ int take(int k, uint32_t* slices) const {
+    int const needed = min(k / (slice_vectors_ * kVector) + 1, num_slices());
+    for (int seen = 0; seen < needed;) {
+      asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(seen) : "r"(shared_address(slices)) : "memory");
+    }
+    fence_async_proxy();
+    return needed * slice_vectors_ * kVector;
+  }
+
+  // For the threads of the push warps.
+  __device__ void push(void const* shard, int thread) const {
+    int const pusher = blockIdx.x;
+    if (pusher >= pushers_) return;
+    int64_t const own = area_offset() + int64_t{args_.rank} * rows_ * row_vectors_;
+    for (int slice = 0; slice < num_slices(); ++slice) {
+      copy(static_cast<uint4 const*>(shard), slice, rows_, thread, [&](int64_t i, uint4 const& vector) {
+        for (int step = 1; step <= args_.world; ++step) {
+          reinterpret_cast<uint4*>(args_.slots[wrap_rank(args_.rank + step, args_.world)])[own + i] = vector;
+        }
+      });
+      asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+      if (thread < args_.world) {
+        store_release_sys(&args_.words[thread]->pushed[parity_][args_.rank][slice][pusher], wait_.signal);
+      }
+    }
+  }
+
+  // The same threads: copies the rows of all ranks to `gathered`.
+  __device__ void copy_to(void* gathered, int thread) const {
+    if (blockIdx.x >= pushers_) return;
+    for (int slice = 0; slice < num_slices(); ++slice) {
+      wait_slice(slice);
+      copy(reinterpret_cast<uint4 const*>(args_.slots[args_.rank]) + area_offset(), slice, args_.world * rows_, thread,
+           [&](int64_t i, uint4 const& vector) { static_cast<uint4*>(gathered)[i] = vector; });
+    }
+  }
+
+ private:
+  static constexpr int kVectorBytes = 16, kVector = kVectorBytes / 2, kThreads = kPushWarps * 32;
+
+  static __device__ uint32_t shared_address(void const* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+  }
+  __device__ int num_slices() const { return (row_vectors_ + slice_vectors_ - 1) / slice_vectors_; }
+  __device__ int64_t area_offset() const { return parity_ * (kGatherBytes / kVectorBytes); }
+
+  __device__ void wait_slice(int slice) const {
+    int const lane = threadIdx.x % 32;
+    ExchangeWords const& local = *args_.words[args_.rank];
+    for (int source = 0; source < args_.world; ++source) {
+#pragma unroll
+      for (int i = 0; i < kMaxPushers; i += 32) {
+        if (i + lane < pushers_) {
+          wait_signal(wait_, &local.pushed[parity_][source][slice][i + lane], source, slice, -1, -1);
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  // This thread's vectors of a slice of `rows` rows.
+  template <class Store>
+  __device__ void copy(uint4 const* from, int slice, int rows, int thread, Store const& store) const {
+    constexpr int kUnroll = 4;
+    int const begin = slice * slice_vectors_, width = min(slice_vectors_, row_vectors_ - begin);
+    int const count = rows * width, stride = pushers_ * kThreads;
+    auto const place = [&](int i) { return int64_t{i / width} * row_vectors_ + begin + i % width; };
+    for (int i = blockIdx.x * kThreads + thread; i < count; i += stride * kUnroll) {
+      uint4 vectors[kUnroll];
+#pragma unroll
+      for (int j = 0; j < kUnroll; ++j) {
+        if (i + j * stride < count) vectors[j] = from[place(i + j * stride)];
+      }
+#pragma unroll
+      for (int j = 0; j < kUnroll; ++j) {
+        if (i + j * stride < count) store(place(i + j * stride), vectors[j]);
+      }
+    }
+  }
+
+  ExchangeArgs const& args_;
+  SignalWait wait_;
+  int parity_, rows_, row_vectors_, pushers_, slice_vectors_;
+};
+
+}  // namespace flux

@@ -1,0 +1,127 @@
+#pragma once
+// What a kernel for few rows is made of: its configuration, its arguments, and where tiles and their words lie.
+
+#include "cute/tensor.hpp"
+#include "cutlass/cutlass.h"
+#include "kernels/exchange.cuh"
+#include "kernels/few_rows_split.cuh"
+
+namespace flux {
+
+template <class Element_, int TileN_, int TileM_, int SplitK_ = 1>
+struct FewRowsConfig {
+  using Element = Element_;
+  static constexpr int TileN = TileN_, TileM = TileM_, SplitK = SplitK_;
+  static constexpr int kParts = TileN / 64;  // units of a CTA, one of each math warpgroup
+  static constexpr int kTileK = TileN * TileM >= 128 * 64 ? 64 : 128;
+  static constexpr int kMathThreads = kParts * 128;
+  static constexpr int kThreads = kMathThreads + 128;
+  static constexpr int kSliceM = TileM / SplitK;  // rows of x of a unit
+  static constexpr int kWords = kSliceM / 4;      // of a thread: pairs of sums
+  static constexpr int kStageBytes = (TileN + TileM) * kTileK * 2;
+  static constexpr int kStages = 215 * 1024 / kStageBytes;
+  // Of a thread: 3 warpgroups have not enough for all alike.
+  static constexpr bool kUnevenRegisters = kParts > 1;
+  static constexpr int kMathRegisters = 208, kOtherRegisters = 88;
+  static_assert(kWords % 2 == 0);
+
+  using Mma = decltype(cute::make_tiled_mma(
+      cute::GMMA::ss_op_selector<Element, Element, float,
+                                 cute::Shape<cute::Int<TileN>, cute::Int<TileM>, cute::Int<kTileK>>>(),
+      cute::Layout<cute::Shape<cute::Int<kParts>, cute::_1, cute::_1>>{}));
+  using SmemAtom = cute::GMMA::Layout_K_SW128_Atom<Element>;
+  using WeightLayout =
+      decltype(cute::tile_to_shape(SmemAtom{}, cute::Shape<cute::Int<TileN>, cute::Int<kTileK>, cute::Int<kStages>>{}));
+  using XLayout =
+      decltype(cute::tile_to_shape(SmemAtom{}, cute::Shape<cute::Int<TileM>, cute::Int<kTileK>, cute::Int<kStages>>{}));
+  using Transfer = Exchange<Element, kWords, 128>;
+
+  struct Storage {
+    alignas(1024) cute::ArrayEngine<Element, cute::cosize_v<WeightLayout>> weight;
+    alignas(1024) cute::ArrayEngine<Element, cute::cosize_v<XLayout>> x;
+    uint64_t full[kStages];
+    uint64_t empty[kStages];
+    SplitBarriers split;
+    uint32_t sent;    // tiles, by each warp of the math warpgroups
+    uint32_t slices;  // kGather: that have arrived
+  };
+};
+
+template <class Cfg, class TmaWeight, class TmaX>
+struct FewRowsParams {
+  TmaWeight tma_weight;
+  TmaX tma_x[2];  // kGather: of the area of each parity
+  int m, n, k;
+  typename Cfg::Element const* bias;  // [n] or null
+  typename Cfg::Element* y;
+  void const* shard;  // kGather: this rank's rows of x
+  void* gathered;     // kGather: for the rows of all ranks, or null
+  ExchangeArgs exchange;
+
+  CUTLASS_HOST_DEVICE int m_tiles() const { return static_cast<int>(ceil_div(m, int{Cfg::TileM})); }
+  CUTLASS_HOST_DEVICE int n_tiles() const { return static_cast<int>(ceil_div(n, int{Cfg::TileN})); }
+  CUTLASS_HOST_DEVICE int k_tiles() const {  // at least one for each CTA: beyond K are zeros
+    int const tiles = static_cast<int>(ceil_div(k, int{Cfg::kTileK}));
+    return tiles < Cfg::SplitK ? Cfg::SplitK : tiles;
+  }
+  CUTLASS_HOST_DEVICE int num_tiles() const { return m_tiles() * n_tiles(); }
+  CUTLASS_HOST_DEVICE int num_units() const { return num_tiles() * Cfg::kParts * Cfg::SplitK; }
+  // Rows of y that a rank owns.
+  CUTLASS_DEVICE int first_row(int rank) const {
+    return exchange.form == ExchangeForm::kScatter ? m / exchange.world * rank : 0;
+  }
+  CUTLASS_DEVICE int num_rows() const { return exchange.form == ExchangeForm::kScatter ? m / exchange.world : m; }
+};
+
+// The CTA's tiles, one after the other. All CTAs of a cluster have the same.
+template <class Cfg>
+struct FewRowsTiles {
+  int tile, count, m_tiles;
+
+  template <class Params>
+  __device__ explicit FewRowsTiles(Params const& p)
+      : tile(blockIdx.x / Cfg::SplitK), count(p.num_tiles()), m_tiles(p.m_tiles()) {}
+
+  static __device__ int slice() { return blockIdx.x % Cfg::SplitK; }
+  __device__ bool is_valid() const { return tile < count; }
+  __device__ bool is_last() const { return tile + int(gridDim.x / Cfg::SplitK) >= count; }
+  __device__ void next() { tile += gridDim.x / Cfg::SplitK; }
+  __device__ int n() const { return tile / m_tiles; }
+  __device__ int m() const { return tile % m_tiles; }
+  __device__ int unit(int part) const { return (tile * Cfg::kParts + part) * Cfg::SplitK + slice(); }
+};
+
+// Where the words of a thread lie in the product. The accumulators of a warp are blocks of 8 rows of the weight by 8
+// rows of x: a word holds two neighbouring rows of x for one row of the weight, until the block is transposed.
+template <class Cfg>
+struct FewRowsPlace {
+  int n0, m0;       // of the unit, and of the warp in it
+  int row, column;  // of the thread's quad: warp's rows of the weight; lane / 4, lane % 4
+
+  __device__ FewRowsPlace(FewRowsTiles<Cfg> const& tile, int part, int thread)
+      : n0(tile.n() * Cfg::TileN + part * 64 + thread / 32 * 16),
+        m0(tile.m() * Cfg::TileM + tile.slice() * Cfg::kSliceM) {
+    row = thread % 32 / 4;
+    column = thread % 4;
+  }
+
+  __device__ int block_m(int word) const { return m0 + word / 2 * 8; }
+  __device__ int block_n(int word) const { return n0 + word % 2 * 8; }
+
+  // Bit v: vector v of the thread's words has rows of x from `begin` on, before `end`.
+  __device__ uint32_t mask(int begin, int end) const {
+    using Transfer = typename Cfg::Transfer;
+    uint32_t bits = 0;
+    CUTE_UNROLL
+    for (int v = 0; v < Transfer::kVectors; ++v) {
+      CUTE_UNROLL
+      for (int word = v * Transfer::kVectorWords; word < (v + 1) * Transfer::kVectorWords; word += 2) {
+        int const m = block_m(word) + 2 * column;
+        if (m + 1 >= begin && m < end) bits |= 1u << v;
+      }
+    }
+    return bits;
+  }
+};
+
+}  // namespace flux

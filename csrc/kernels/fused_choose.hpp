@@ -1,0 +1,199 @@
+#pragma once
+// How the fused strategy runs a problem: pure functions of it, so all ranks decide alike.
+//
+//   few rows    a kernel of few_rows_kernels.hpp; for gemm_ar the exchange is one-shot or two-shot
+//   many rows   a kernel of kernels.hpp; for gemm_ar one of gemm_rs, on sections of the rows (schedule/ar_schedule.hpp)
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "kernels/candidates.hpp"
+#include "kernels/few_rows_kernels.hpp"
+#include "schedule/ar_schedule.hpp"
+
+namespace flux {
+
+struct FusedChoice {
+  int few_rows = -1;  // index into kFewRowsKernels, or
+  LaunchChoice many_rows{};
+  ExchangeForm form{};  // of few rows
+
+  bool is_few_rows() const { return few_rows >= 0; }
+  std::string name(Op op) const {
+    std::string const ar_form = form == ExchangeForm::kTwoShot ? "/two-shot" : "/one-shot";
+    std::string const sections = "/s" + std::to_string(many_rows.sections);
+    std::string const name = is_few_rows() ? kFewRowsKernels[few_rows].name : many_rows.name();
+    return op != Op::kGemmAr ? name : name + (is_few_rows() ? ar_form : sections);
+  }
+};
+
+inline std::vector<ExchangeForm> exchange_forms(Op op) {
+  switch (op) {
+    case Op::kAgGemm:
+      return {ExchangeForm::kGather};
+    case Op::kGemmRs:
+      return {ExchangeForm::kScatter};
+    case Op::kGemmAr:
+      break;
+  }
+  return {ExchangeForm::kOneShot, ExchangeForm::kTwoShot};
+}
+
+// Reads what FusedChoice::name writes. Returns false if the text is none.
+inline bool parse_fused_choice(Op op, std::string const& text, FusedChoice* choice) {
+  for (int kernel = 0; kernel < kNumFewRowsKernels; ++kernel) {
+    for (ExchangeForm const form : exchange_forms(op)) {
+      *choice = FusedChoice{kernel, {}, form};
+      if (choice->name(op) == text) return true;
+    }
+  }
+  *choice = FusedChoice{};
+  if (op != Op::kGemmAr) return parse_choice(text, &choice->many_rows);
+  size_t const sections = text.rfind("/s");
+  if (sections == std::string::npos || !parse_choice(text.substr(0, sections), &choice->many_rows)) return false;
+  choice->many_rows.sections = parse_count(text.substr(sections + 2));
+  return choice->many_rows.sections >= 1 && choice->name(op) == text;
+}
+
+constexpr int kMostArSections = 4;
+
+// With fewer, the chunks of the ranks are mostly padding.
+inline int64_t least_many_rows(int world) { return int64_t{128} * world; }
+
+// The problem of the gemm_rs kernel that computes one section after the other; rounded up where M is no multiple.
+inline Problem section_problem(Problem const& problem, int sections) {
+  Problem chunk = problem;
+  chunk.op = Op::kGemmRs;
+  chunk.rows = ceil_div(problem.rows, int64_t{sections} * problem.world);
+  return chunk;
+}
+
+// Why a choice can't run the problem, as the end of a sentence; empty if it can.
+inline std::string why_not_few_rows(Problem const& problem, FusedChoice const& choice) {
+  if (problem.weight_transposed) return "the kernels for few rows take no transposed weight";
+  FewRowsRow const& kernel = kFewRowsKernels[choice.few_rows];
+  int64_t const m = total_rows(problem);
+  auto const too_large = [](std::string const& what, int64_t limit) {
+    return what + " don't fit into the exchange area of " + std::to_string(limit >> 20) + " MiB";
+  };
+  if (problem.op == Op::kAgGemm) {
+    if (m * problem.k * element_size(problem.dtype) <= kGatherBytes) return {};
+    return too_large(std::to_string(m) + " rows of " + std::to_string(problem.k), kGatherBytes);
+  }
+  if (kernel.slot_bytes(choice.form, m, problem.n, problem.world) <= kExchangeBytes) return {};
+  return too_large("partials of " + std::to_string(m) + " x " + std::to_string(problem.n) + " of " +
+                       std::to_string(problem.world) + " ranks",
+                   kExchangeBytes);
+}
+
+inline std::string why_not_fused_choice(Problem const& problem, FusedChoice const& choice) {
+  if (choice.is_few_rows()) return why_not_few_rows(problem, choice);
+  if (problem.op != Op::kGemmAr) return {};
+  LaunchChoice const& many = choice.many_rows;
+  // Without M itself: `auto` warns of a reason once.
+  if (problem.rows < least_many_rows(problem.world)) {
+    return "the kernels for many rows take M from " + std::to_string(least_many_rows(problem.world)) + " on";
+  }
+  if (problem.rows % (int64_t{many.sections} * problem.world) != 0) {
+    return "the kernels for many rows take an M that is a multiple of TP x sections = " +
+           std::to_string(many.sections * problem.world);
+  }
+  if (many.sections > kMostArSections || many.sections * (many.pieces + 1) > kMaxPieces) {
+    return std::to_string(many.sections) + " sections of " + std::to_string(many.pieces) + " pieces are more than " +
+           std::to_string(kMostArSections) + ", or need more than " + std::to_string(kMaxPieces) + " signals";
+  }
+  return {};
+}
+
+// Bytes of the send buffer and of a region for many rows, whatever the kernel and the sections. They grow with M.
+inline int64_t ar_send_bytes_at_most(Problem const& problem) {
+  int64_t most = 0;
+  if (problem.rows < least_many_rows(problem.world)) return most;
+  for (int sections = 1; sections <= kMostArSections; ++sections) {
+    most = std::max(most, sections * largest_rs_region_bytes(section_problem(problem, sections)));
+  }
+  return most;
+}
+inline int64_t ar_region_bytes_at_most(Problem const& problem) {
+  int64_t const send = ar_send_bytes_at_most(problem);
+  return send == 0 ? 0 : round_up(send, kRegionAlign) + problem.rows * problem.n * element_size(problem.dtype);
+}
+
+inline FusedChoice many_rows_choice(Problem const& problem, int sections) {
+  FusedChoice choice;
+  choice.many_rows = choose_launch(section_problem(problem, sections));
+  choice.many_rows.pieces = 1;
+  choice.many_rows.sections = sections;
+  return choice;
+}
+
+constexpr int64_t kFewRowsAtMost = 512;  // of which the kernels for few rows pay
+
+// The kernels for few rows that are worth a measurement, the fastest first: those whose tile is the least that holds
+// all rows, or one of the two largest where more rows than one of these are there.
+inline std::vector<int> few_rows_order(Problem const& problem) {
+  constexpr int kLarge = 128;
+  std::vector<int> order;
+  int64_t const m = total_rows(problem);
+  if (m > kFewRowsAtMost) return order;
+  int least = 2 * kLarge;
+  for (FewRowsRow const& row : kFewRowsKernels) {
+    if (row.tile_m >= m) least = std::min(least, row.tile_m);
+  }
+  for (int kernel = 0; kernel < kNumFewRowsKernels; ++kernel) {
+    int const tile_m = kFewRowsKernels[kernel].tile_m;
+    if (tile_m == least || (tile_m >= kLarge && m > kLarge)) order.push_back(kernel);
+  }
+  // What an SM loads into its shared memory, in rows of K; CTAs that share a tile take a third longer for each.
+  auto const loads = [&](int kernel) {
+    FewRowsRow const& row = kFewRowsKernels[kernel];
+    int64_t const turns = ceil_div(row.num_tiles(m, problem.n) * row.split_k, kNumSms);
+    double const rows = double(row.tile_n + row.tile_m) / row.split_k;
+    return double(turns) * (row.split_k > 1 ? rows * 4 / 3 : rows);
+  };
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return loads(a) < loads(b); });
+  return order;
+}
+
+// What is worth a measurement, the model's choice first.
+inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
+  std::vector<FusedChoice> candidates;
+  auto const add = [&](FusedChoice const& choice) {
+    auto const same = [&](FusedChoice const& other) { return other.name(problem.op) == choice.name(problem.op); };
+    if (why_not_fused_choice(problem, choice).empty() && std::none_of(candidates.begin(), candidates.end(), same)) {
+      candidates.push_back(choice);
+    }
+  };
+  bool const two_shot_first = problem.rows > (problem.world > 2 ? 32 : 256);
+  for (int const kernel : few_rows_order(problem)) {
+    std::vector<ExchangeForm> forms = exchange_forms(problem.op);
+    if (two_shot_first) std::reverse(forms.begin(), forms.end());
+    for (ExchangeForm const form : forms) add({kernel, {}, form});
+  }
+  if (problem.op != Op::kGemmAr) {
+    for (LaunchChoice const& launch : launch_candidates(problem)) add({-1, launch, {}});
+    return candidates;
+  }
+  for (int const sections : {2, 4, 1}) {
+    if (problem.rows % (int64_t{sections} * problem.world) != 0) continue;
+    for (LaunchChoice launch : launch_candidates(section_problem(problem, sections))) {
+      FusedChoice choice = many_rows_choice(problem, sections);
+      if (launch.kernel != choice.many_rows.kernel && launch.swizzle != 1) continue;
+      launch.sections = sections;
+      choice.many_rows = launch;
+      add(choice);
+    }
+  }
+  return candidates;
+}
+
+// Why the plain sequence is faster than the first candidate, or empty.
+inline std::string why_sequence_is_faster(Problem const& problem) {
+  std::vector<FusedChoice> const candidates = fused_candidates(problem);
+  if (candidates.empty() || candidates.front().is_few_rows()) return {};
+  if (problem.op != Op::kGemmAr) return why_fused_is_slower(problem);
+  return why_fused_is_slower(section_problem(problem, candidates.front().many_rows.sections));
+}
+
+}  // namespace flux
