@@ -11,6 +11,7 @@ from flux_ops.tuner.cache import Build, CacheError, Entry, Product, bucket, read
 
 SHIPPED = pathlib.Path(__file__).parent / "caches"
 MOST_OCTAVES = 1.0  # how far the M of an entry may be from the one that is asked for
+FEW_ROWS = 512  # up to so many there are kernels of their own: an entry of one side says nothing of the other
 
 
 def device_name(kind: str, index: int = -1) -> str:
@@ -84,7 +85,7 @@ class Caches:
             if wanted in by_m:
                 return by_m[wanted], _origin(origin, by_m[wanted], product)
         for origin, by_m in alike:
-            near = [m for m in by_m if abs(math.log2(m / wanted)) <= MOST_OCTAVES]
+            near = [m for m, entry in by_m.items() if _is_near(entry.product.m, product.m)]
             if near:
                 entry = by_m[min(near, key=lambda m: (abs(math.log2(m / wanted)), -m))]
                 return entry, _origin(origin, entry, product)
@@ -100,6 +101,11 @@ class Caches:
         if reason and file.path not in self._warned:
             self._warned.add(file.path)
             self._warn(f"the tuned choices of a file are not used. {reason}")
+
+
+def _is_near(m: int, wanted: int) -> bool:
+    octaves = abs(math.log2(bucket(m) / bucket(wanted)))
+    return octaves <= MOST_OCTAVES and (m <= FEW_ROWS) == (wanted <= FEW_ROWS)
 
 
 def by_family(entries: Iterable[Entry]) -> dict[tuple, dict[int, Entry]]:
