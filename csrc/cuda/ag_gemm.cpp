@@ -38,7 +38,7 @@ void ag_gemm(Problem const& problem, LaunchPlan const& plan, Operands const& ope
                 call.arrived(peer, problem.rank) + piece);
     }
     if (step == 0) {  // as soon as the first push is on its way
-      check(kKernels[plan.choice.kernel].ag_gemm[element_index(problem.dtype)](args, stream), "launching ag_gemm");
+      check(kLaunchers[plan.choice.kernel].ag_gemm[element_index(problem.dtype)](args, stream), "launching ag_gemm");
     }
   }
   call.join();

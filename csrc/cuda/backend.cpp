@@ -4,10 +4,8 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-
 #include "cuda/launch.hpp"
-#include "kernels/candidates.hpp"
+#include "kernels/predict.hpp"
 #include "ops/backend.hpp"
 #include "ops/decomposed.hpp"
 
@@ -22,14 +20,6 @@ LaunchChoice launch_choice(Problem const& problem) {
     TORCH_CHECK_VALUE(parse_choice(problem.config, &choice), "'", problem.config, "' is no configuration.");
   }
   return choice;
-}
-
-// The same for gemm_ar. Without a name: the first candidate, if there is one.
-bool find_ar_choice(Problem const& problem, ArChoice* choice) {
-  if (!problem.config.empty()) return parse_ar_choice(problem.config, choice);
-  std::vector<ArChoice> const candidates = ar_candidates(problem);
-  if (!candidates.empty()) *choice = candidates.front();
-  return !candidates.empty();
 }
 
 ArChoice ar_choice(Problem const& problem) {
@@ -57,10 +47,6 @@ LaunchPlan launch_plan(Problem const& problem) {
   return plan;
 }
 
-int64_t num_tiles_at_most(Problem const& problem) {  // of the smallest tile, padded to the largest cluster
-  return problem.world * (ceil_div(problem.rows, 128) + 4) * (ceil_div(problem.n, 128) + 2);
-}
-
 std::string why_not_this_gpu() {
   cudaDeviceProp const* properties = at::cuda::getCurrentDeviceProperties();
   if (properties->major == 9 && properties->minor == 0) return {};
@@ -76,35 +62,11 @@ std::string why_not_decomposed(Problem const& problem) {
 }
 
 std::string why_not_fused(Problem const& problem) {
-  if (problem.dtype != DataType::kBFloat16 && problem.dtype != DataType::kFloat16) {
-    return "its CUDA kernels take bfloat16 and float16 only";
-  }
-  if (std::string const why_not = why_not_this_gpu(); !why_not.empty()) return why_not;
-  if (problem.k % 8 != 0) return c10::str("K = ", problem.k, " is not a multiple of 8 (rows of 16 bytes)");
-  if (problem.n % 8 != 0) return c10::str("N = ", problem.n, " is not a multiple of 8 (rows of 16 bytes)");
-  constexpr int64_t kLimit = int64_t{1} << 30;  // of extents and of tiles: what kernels compute from them fits 32 bits
-  if (std::max({problem.rows, problem.n, problem.k}) > kLimit || num_tiles_at_most(problem) > kLimit) {
-    return c10::str("a chunk of ", problem.rows, " x ", problem.n, " x ", problem.k, " has extents or tiles past 2^30");
-  }
-  if (problem.op == Op::kGemmAr) {
-    ArChoice choice;
-    if (find_ar_choice(problem, &choice)) return why_not_ar(problem, choice);
-    if (!problem.config.empty()) return c10::str("there is no configuration '", problem.config, "'");
-    std::string const few = why_not_ar(problem, ArChoice{kNumArKernels - 1, {}, /*two_shot=*/false});
-    std::string const many = why_not_ar(problem, many_rows_choice(problem, /*sections=*/1));
-    return few.empty() ? many : few + ", and " + many;
-  }
-  LaunchChoice choice;
-  if (!problem.config.empty() && !parse_choice(problem.config, &choice)) {
-    return c10::str("there is no configuration '", problem.config, "' (one is '", choose_launch(problem).name(), "')");
-  }
-  return "";
+  std::string const why_not = why_not_this_gpu();
+  return why_not.empty() ? why_no_kernel(problem) : why_not;
 }
 
-std::string why_fused_is_slower(Problem const& problem) {
-  if (problem.op == Op::kGemmAr) return why_ar_is_slower(problem);
-  return flux::why_fused_is_slower(problem);
-}
+std::string why_fused_is_slower(Problem const& problem) { return why_kernel_is_slower(problem); }
 
 std::string config_name(Problem const& problem) {
   return problem.op == Op::kGemmAr ? ar_choice(problem).name() : launch_choice(problem).name();

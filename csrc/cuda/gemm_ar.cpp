@@ -36,17 +36,16 @@ void run_few_rows(Problem const& problem, LaunchPlan const& plan, Operands const
     args.exchange.slots[r] = reinterpret_cast<uint32_t*>(view.exchange(r) + kExchangeHeadBytes);
   }
   args.exchange.wait = workspace.begin_exchange(problem, info, stream);
-  ArKernelRow const& kernel = kArKernels[plan.ar.few_rows];
-  check(kernel.launch[element_index(problem.dtype)](args, stream), "launching gemm_ar");
+  ArLaunchers const& kernel = kArLaunchers[plan.ar.few_rows];
+  check(kernel.gemm_ar[element_index(problem.dtype)](args, stream), "launching gemm_ar");
 }
 
 void run_many_rows(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
                    CallInfo const& info) {
   cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
   WorkspaceView const& view = workspace.view();
-  KernelRow const& kernel = kKernels[plan.choice.kernel];
   int const rank = problem.rank, world = problem.world, sections = plan.choice.sections;
-  int const num_pieces = plan.pieces.count(), per_tile = kernel.config.warpgroups_per_tile;
+  int const num_pieces = plan.pieces.count(), per_tile = kKernels[plan.choice.kernel].config.warpgroups_per_tile;
   int32_t const per_chunk = plan.order.num_tiles();
   int64_t const num_tiles = int64_t{sections} * per_chunk, size = element_size(problem.dtype);
   Problem const chunk = section_problem(problem, sections);
@@ -72,7 +71,7 @@ void run_many_rows(Problem const& problem, LaunchPlan const& plan, Operands cons
   args.tiles_done = done[0];
 
   call.fork();
-  check(kernel.gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_ar");
+  check(kLaunchers[plan.choice.kernel].gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_ar");
   for (int step = 0; step < sections * world; ++step) {
     auto const [section, owner] = ar_chunk(rank, world, sections, step);
     if (owner == rank) {

@@ -3,6 +3,7 @@
 
 #include "cuda/workspace.hpp"
 #include "kernels/ar_choose.hpp"
+#include "kernels/launchers.hpp"
 #include "ops/problem.hpp"
 
 namespace flux::cuda {

@@ -140,6 +140,14 @@ inline std::vector<ArChoice> ar_candidates(Problem const& problem) {
   return candidates;
 }
 
+// The configuration that the problem names, or the first candidate; false if there is none.
+inline bool find_ar_choice(Problem const& problem, ArChoice* choice) {
+  if (!problem.config.empty()) return parse_ar_choice(problem.config, choice);
+  std::vector<ArChoice> const candidates = ar_candidates(problem);
+  if (!candidates.empty()) *choice = candidates.front();
+  return !candidates.empty();
+}
+
 // Why the plain sequence is faster than the first candidate, or empty. With more rows than a tile has, the kernels for
 // few rows read the weights more than once.
 inline std::string why_ar_is_slower(Problem const& problem) {
