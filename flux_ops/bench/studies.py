@@ -33,7 +33,7 @@ class Study(Contest):
         hooks, core = flux_ops.ops._hooks, flux_ops.ops._core
         if core is None:
             raise RuntimeError(f"there is nothing to vary: {flux_ops.why_not_cuda()}")
-        choices = core.candidates(op, where[0], place.world, m // place.world, n, k, self.dtype, False)
+        choices = core.candidates(op, where[0], place.world, m, n, k, self.dtype, False)
         choices.insert(0, hooks.tuned(op, m, n, k, self.dtype, False, place.world, where)[0])
         found = next((c for c in choices if c.startswith(FUSED)), None)
         found = place.everyone(found)[0]
