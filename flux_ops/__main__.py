@@ -11,7 +11,7 @@ from flux_ops.tuner import command as tune
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flux_ops")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("info", help="versions, devices, and the tuned choices in use")
+    info.add_arguments(commands.add_parser("info", help="versions, devices, and the tuned choices in use"))
     tune.add_arguments(commands.add_parser("tune", help="find the fastest way to run each of a list of shapes"))
     bench.add_arguments(commands.add_parser("bench", help="time the ops against the plain sequence and PyTorch's"))
     args = parser.parse_args()
@@ -19,8 +19,7 @@ def main() -> int:
         return tune.run(args)
     if args.command == "bench":
         return bench.run(args, [sys.executable, "-m", "flux_ops", *sys.argv[1:]])
-    print(*info.lines(), sep="\n")
-    return 0
+    return info.run(args)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """What the compiled operators ask of Python (csrc/ops/hooks.hpp): once per shape or group, never on the fast path."""
 
 import contextlib
+import os
+import sys
 import warnings
 
 import torch
@@ -14,12 +16,18 @@ from flux_ops.tuner.lookup import Caches, device_name, shipped_paths
 from flux_ops.workspace import Workspace
 
 _warned: set[str] = set()
+_INSIDE = tuple(os.path.join(os.path.dirname(file), "") for file in (__file__, torch.__file__))
 
 
 def warn_once(message: str) -> None:
-    if message not in _warned:
-        _warned.add(message)
-        warnings.warn(f"flux_ops: {message}", RuntimeWarning, stacklevel=2)
+    """Warns of a line of the user's: the last one on the stack that is neither in flux_ops nor in torch."""
+    if message in _warned:
+        return
+    _warned.add(message)
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(f"flux_ops: {message}", RuntimeWarning, stacklevel=level)
 
 
 class Hooks:

@@ -1,13 +1,40 @@
-"""`python -m flux_ops info`: what is installed, what can run here, and which tuned choices are in use."""
+"""`python -m flux_ops info`: what is installed, what can run here, and which tuned choices are in use.
 
+python -m flux_ops info --predict --world 8 --lists mlp,gpt3   what `auto` is expected to run on 8 GPUs; it needs none
+"""
+
+import argparse
 import os
 import platform
+import sys
 
 import torch
 
 import flux_ops
-from flux_ops import config, topology
+from flux_ops import config, extension, prediction, topology
 from flux_ops.tuner.lookup import device_name
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--predict", action="store_true", help="print what the model of the GPUs' kernels says instead")
+    parser.add_argument("--world", type=int, default=8, help="of the prediction: ranks; default: 8")
+    parser.add_argument("--lists", default="mlp,gpt3", help="of the prediction: lists of benchmarks/shapes.json")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.predict and extension.module is None:
+        return _fail(extension.why_not_loaded)
+    try:
+        print(*(prediction.table(args.world, args.lists) if args.predict else lines()), sep="\n")
+    except ValueError as error:
+        return _fail(str(error))
+    return 0
+
+
+def _fail(reason: str) -> int:
+    print(f"flux_ops info: error: {reason}", file=sys.stderr)
+    return 2
 
 
 def lines() -> list[str]:

@@ -55,7 +55,8 @@ class Members:
                 if (refusal := self._refusal(site.call, rank)) is not None:
                     raise ValueError(f"{site}: rank {rank} refused this call: {refusal}")
             for rank in missing:
-                if self._group_store.add(f"flux/joined/{rank}", 0) > self._life:
+                anew = self._group_store.add(f"flux/joined/{rank}", 0) > self._life
+                if anew and not self._store.check([f"{key}/{rank}"]):  # it may have answered just before
                     raise dist.DistBackendError(
                         f"{site}: rank {rank} has begun anew on this group, after flux_ops.destroy, and rank "
                         f"{self.rank} has not; call flux_ops.destroy(group) on this rank too."

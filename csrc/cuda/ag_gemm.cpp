@@ -12,7 +12,7 @@ namespace flux::cuda {
 
 void ag_gemm(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
              CallInfo const& info) {
-  if (plan.few_rows != nullptr) return run_few_rows(problem, plan, operands, workspace, info);
+  if (plan.few_rows >= 0) return run_few_rows(problem, plan, operands, workspace, info);
   cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
   WorkspaceView const& view = workspace.view();
   Call call(workspace, problem, info, stream);
@@ -39,7 +39,7 @@ void ag_gemm(Problem const& problem, LaunchPlan const& plan, Operands const& ope
                 call.arrived(peer, problem.rank) + piece);
     }
     if (step == 0) {  // as soon as the first push is on its way
-      check(kKernels[plan.choice.kernel].ag_gemm[element_index(problem.dtype)](args, stream), "launching ag_gemm");
+      check(kLaunchers[plan.choice.kernel].ag_gemm[element_index(problem.dtype)](args, stream), "launching ag_gemm");
     }
   }
   call.join();

@@ -4,9 +4,8 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-
 #include "cuda/launch.hpp"
+#include "kernels/predict.hpp"
 #include "ops/backend.hpp"
 #include "ops/decomposed.hpp"
 
@@ -14,17 +13,9 @@ namespace flux::cuda {
 
 namespace {
 
-// The configuration that the problem names, or the first candidate, if there is one.
-bool find_choice(Problem const& problem, FusedChoice* choice) {
-  if (!problem.config.empty()) return parse_fused_choice(problem.op, problem.config, choice);
-  std::vector<FusedChoice> const candidates = fused_candidates(problem);
-  if (!candidates.empty()) *choice = candidates.front();
-  return !candidates.empty();
-}
-
 FusedChoice fused_choice(Problem const& problem) {
   FusedChoice choice;
-  TORCH_CHECK_VALUE(find_choice(problem, &choice), "'", problem.config, "' is no configuration.");
+  TORCH_CHECK_VALUE(find_fused_choice(problem, &choice), "'", problem.config, "' is no configuration.");
   return choice;
 }
 
@@ -40,16 +31,12 @@ LaunchPlan launch_plan(Problem const& problem) {
   FusedChoice const choice = fused_choice(problem);
   if (choice.is_few_rows()) {
     LaunchPlan plan{};
-    plan.few_rows = &kFewRowsKernels[choice.few_rows];
+    plan.few_rows = choice.few_rows;
     plan.form = choice.form;
     return plan;
   }
   bool const ar = problem.op == Op::kGemmAr;
   return plan_of(ar ? section_problem(problem, choice.many_rows.sections) : problem, choice.many_rows);
-}
-
-int64_t num_tiles_at_most(Problem const& problem) {  // of the smallest tile, padded to the largest cluster
-  return problem.world * (ceil_div(problem.rows, 128) + 4) * (ceil_div(problem.n, 128) + 2);
 }
 
 std::string why_not_this_gpu() {
@@ -67,24 +54,8 @@ std::string why_not_decomposed(Problem const& problem) {
 }
 
 std::string why_not_fused(Problem const& problem) {
-  if (problem.dtype != DataType::kBFloat16 && problem.dtype != DataType::kFloat16) {
-    return "its CUDA kernels take bfloat16 and float16 only";
-  }
-  if (std::string const why_not = why_not_this_gpu(); !why_not.empty()) return why_not;
-  if (problem.k % 8 != 0) return c10::str("K = ", problem.k, " is not a multiple of 8 (rows of 16 bytes)");
-  if (problem.n % 8 != 0) return c10::str("N = ", problem.n, " is not a multiple of 8 (rows of 16 bytes)");
-  constexpr int64_t kLimit = int64_t{1} << 30;  // of extents and of tiles: what kernels compute from them fits 32 bits
-  if (std::max({problem.rows, problem.n, problem.k}) > kLimit || num_tiles_at_most(problem) > kLimit) {
-    return c10::str("a chunk of ", problem.rows, " x ", problem.n, " x ", problem.k, " has extents or tiles past 2^30");
-  }
-  FusedChoice choice;
-  if (find_choice(problem, &choice)) return why_not_fused_choice(problem, choice);
-  if (!problem.config.empty()) {
-    return c10::str("there is no configuration '", problem.config, "' (one is '",
-                    many_rows_choice(problem, /*sections=*/1).name(problem.op), "')");
-  }
-  std::string const few = why_not_few_rows(problem, {kNumFewRowsKernels - 1, {}, exchange_forms(problem.op).front()});
-  return few + ", and " + why_not_fused_choice(problem, many_rows_choice(problem, /*sections=*/1));
+  std::string const why_not = why_not_this_gpu();
+  return why_not.empty() ? why_no_kernel(problem) : why_not;
 }
 
 std::string why_fused_is_slower(Problem const& problem) { return why_sequence_is_faster(problem); }

@@ -32,7 +32,8 @@ void run_few_rows(Problem const& problem, LaunchPlan const& plan, Operands const
         view.base[r] + (gathers ? WorkspaceLayout::gather_offset() : WorkspaceLayout::slots_offset()));
   }
   args.exchange.wait = workspace.begin_exchange(problem, info, stream);
-  check(plan.few_rows->launch[element_index(problem.dtype)](args, stream), "launching a kernel for few rows");
+  auto* const run = kFewRowsLaunchers[plan.few_rows].run[element_index(problem.dtype)];
+  check(run(args, stream), "launching a kernel for few rows");
 }
 
 }  // namespace flux::cuda

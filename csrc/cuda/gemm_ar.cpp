@@ -13,12 +13,11 @@ namespace flux::cuda {
 
 void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
              CallInfo const& info) {
-  if (plan.few_rows != nullptr) return run_few_rows(problem, plan, operands, workspace, info);
+  if (plan.few_rows >= 0) return run_few_rows(problem, plan, operands, workspace, info);
   cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
   WorkspaceView const& view = workspace.view();
-  KernelRow const& kernel = kKernels[plan.choice.kernel];
   int const rank = problem.rank, world = problem.world, sections = plan.choice.sections;
-  int const num_pieces = plan.pieces.count(), per_tile = kernel.config.warpgroups_per_tile;
+  int const num_pieces = plan.pieces.count(), per_tile = kKernels[plan.choice.kernel].config.warpgroups_per_tile;
   int32_t const per_chunk = plan.order.num_tiles();
   int64_t const num_tiles = int64_t{sections} * per_chunk, size = element_size(problem.dtype);
   Problem const chunk = section_problem(problem, sections);
@@ -44,7 +43,7 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   args.tiles_done = done[0];
 
   call.fork();
-  check(kernel.gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_ar");
+  check(kLaunchers[plan.choice.kernel].gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_ar");
   for (int step = 0; step < sections * world; ++step) {
     auto const [section, owner] = ar_chunk(rank, world, sections, step);
     if (owner == rank) {

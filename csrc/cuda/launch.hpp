@@ -3,6 +3,7 @@
 
 #include "cuda/workspace.hpp"
 #include "kernels/fused_choose.hpp"
+#include "kernels/launchers.hpp"
 #include "ops/problem.hpp"
 
 namespace flux::cuda {
@@ -14,7 +15,7 @@ struct LaunchPlan {
   Pieces pieces;       // of a chunk: rows (ag_gemm) or tile positions (gemm_rs, gemm_ar)
   int64_t tile_bytes;  // of a partial of gemm_rs and gemm_ar
   // For few rows there is nothing but these.
-  FewRowsRow const* few_rows = nullptr;
+  int few_rows = -1;  // index into kFewRowsKernels
   ExchangeForm form{};
 };
 

@@ -2,35 +2,14 @@
 // The kernels for few rows, a row each. Names: rows of the weight x rows of x of a tile, and the CTAs that share it, if
 // there are several.
 
-#include "kernels/few_rows_launch.hpp"
-#include "ops/problem.hpp"
+#include "schedule/exchange_layout.hpp"
 
 namespace flux {
-
-using FewRowsLauncher = cudaError_t (*)(FewRowsArgs const&, cudaStream_t);
-
-#define FLUX_DECLARE_KERNELS(config)                                      \
-  cudaError_t few_rows_##config##_bf16(FewRowsArgs const&, cudaStream_t); \
-  cudaError_t few_rows_##config##_fp16(FewRowsArgs const&, cudaStream_t)
-FLUX_DECLARE_KERNELS(64x16);
-FLUX_DECLARE_KERNELS(128x16);
-FLUX_DECLARE_KERNELS(64x32_k2);
-FLUX_DECLARE_KERNELS(64x32);
-FLUX_DECLARE_KERNELS(128x64_k2);
-FLUX_DECLARE_KERNELS(64x64_k2);
-FLUX_DECLARE_KERNELS(64x64);
-FLUX_DECLARE_KERNELS(128x64);
-FLUX_DECLARE_KERNELS(128x128);
-FLUX_DECLARE_KERNELS(128x128_k2);
-FLUX_DECLARE_KERNELS(128x256);
-FLUX_DECLARE_KERNELS(128x256_k2);
-#undef FLUX_DECLARE_KERNELS
 
 struct FewRowsRow {
   char const* name;
   int tile_n, tile_m;
-  int split_k;                // CTAs that share a tile
-  FewRowsLauncher launch[2];  // by Element16
+  int split_k;  // CTAs that share a tile
 
   int64_t num_tiles(int64_t m, int64_t n) const { return ceil_div(m, tile_m) * ceil_div(n, tile_n); }
   int64_t slot_bytes(ExchangeForm form, int64_t m, int64_t n, int world) const {
@@ -39,18 +18,13 @@ struct FewRowsRow {
   }
 };
 
-#define FLUX_LAUNCHERS(config) {few_rows_##config##_bf16, few_rows_##config##_fp16}
 // Of two that load as much, the first is the faster one. A high tile fills shared memory with less of x; where few of
 // them cover the weight, they are shared.
 inline constexpr FewRowsRow kFewRowsKernels[] = {
-    {"64x16", 64, 16, 1, FLUX_LAUNCHERS(64x16)},          {"128x16", 128, 16, 1, FLUX_LAUNCHERS(128x16)},
-    {"64x32_k2", 64, 32, 2, FLUX_LAUNCHERS(64x32_k2)},    {"64x32", 64, 32, 1, FLUX_LAUNCHERS(64x32)},
-    {"128x64_k2", 128, 64, 2, FLUX_LAUNCHERS(128x64_k2)}, {"64x64_k2", 64, 64, 2, FLUX_LAUNCHERS(64x64_k2)},
-    {"64x64", 64, 64, 1, FLUX_LAUNCHERS(64x64)},          {"128x64", 128, 64, 1, FLUX_LAUNCHERS(128x64)},
-    {"128x128", 128, 128, 1, FLUX_LAUNCHERS(128x128)},    {"128x128_k2", 128, 128, 2, FLUX_LAUNCHERS(128x128_k2)},
-    {"128x256", 128, 256, 1, FLUX_LAUNCHERS(128x256)},    {"128x256_k2", 128, 256, 2, FLUX_LAUNCHERS(128x256_k2)},
+    {"64x16", 64, 16, 1},      {"128x16", 128, 16, 1},      {"64x32_k2", 64, 32, 2},  {"64x32", 64, 32, 1},
+    {"128x64_k2", 128, 64, 2}, {"64x64_k2", 64, 64, 2},     {"64x64", 64, 64, 1},     {"128x64", 128, 64, 1},
+    {"128x128", 128, 128, 1},  {"128x128_k2", 128, 128, 2}, {"128x256", 128, 256, 1}, {"128x256_k2", 128, 256, 2},
 };
-#undef FLUX_LAUNCHERS
 inline constexpr int kNumFewRowsKernels = sizeof(kFewRowsKernels) / sizeof(kFewRowsKernels[0]);
 
 }  // namespace flux

@@ -188,6 +188,14 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
   return candidates;
 }
 
+// The configuration that the problem names, or the first candidate; false if there is none.
+inline bool find_fused_choice(Problem const& problem, FusedChoice* choice) {
+  if (!problem.config.empty()) return parse_fused_choice(problem.op, problem.config, choice);
+  std::vector<FusedChoice> const candidates = fused_candidates(problem);
+  if (!candidates.empty()) *choice = candidates.front();
+  return !candidates.empty();
+}
+
 // Why the plain sequence is faster than the first candidate, or empty.
 inline std::string why_sequence_is_faster(Problem const& problem) {
   std::vector<FusedChoice> const candidates = fused_candidates(problem);

@@ -1,29 +1,19 @@
 #pragma once
 // The compiled configurations, a row each, and the choice among them. Names: tile, cluster, schedule (c: cooperative,
-// p: pingpong).
+// p: pingpong). Plain C++: launchers.hpp has the functions that start them.
 
 #include <string>
 
-#include "kernels/launch.hpp"
 #include "schedule/chunk_order.hpp"
+#include "schedule/tile_order.hpp"
 
 namespace flux {
 
-enum class Element16 : int { kBFloat16 = 0, kFloat16 = 1 };
-
-using AgGemmLauncher = cudaError_t (*)(AgGemmArgs const&, cudaStream_t);
-using GemmRsLauncher = cudaError_t (*)(GemmRsArgs const&, cudaStream_t);
-
-#define FLUX_DECLARE_KERNELS(config)                                    \
-  cudaError_t ag_gemm_##config##_bf16(AgGemmArgs const&, cudaStream_t); \
-  cudaError_t ag_gemm_##config##_fp16(AgGemmArgs const&, cudaStream_t); \
-  cudaError_t gemm_rs_##config##_bf16(GemmRsArgs const&, cudaStream_t); \
-  cudaError_t gemm_rs_##config##_fp16(GemmRsArgs const&, cudaStream_t)
-FLUX_DECLARE_KERNELS(c128x256_2x1);
-FLUX_DECLARE_KERNELS(c256x128_2x1);
-FLUX_DECLARE_KERNELS(p128x192_2x1);
-FLUX_DECLARE_KERNELS(p128x128_2x1);
-#undef FLUX_DECLARE_KERNELS
+struct KernelConfig {
+  char const* name;
+  TileShape shape;
+  int warpgroups_per_tile;  // that compute one tile together: what tiles_done counts per tile
+};
 
 // The model of its time, fitted to the kernels alone on an H100 (benchmarks/kernels.py): waves of CTAs, times
 // us_per_mmac for a million multiply-adds of a tile + us_per_wave.
@@ -35,23 +25,18 @@ struct KernelModel {
 struct KernelRow {
   KernelConfig config;
   KernelModel model;
-  AgGemmLauncher ag_gemm[2];  // by Element16
-  GemmRsLauncher gemm_rs[2];
 };
 
-#define FLUX_LAUNCHERS(config) \
-  {ag_gemm_##config##_bf16, ag_gemm_##config##_fp16}, { gemm_rs_##config##_bf16, gemm_rs_##config##_fp16 }
 inline constexpr KernelRow kKernels[] = {
     // most products: its epilogue is hidden, and it moves little through the caches
-    {{"p128x192_2x1", {128, 192, 2, 1}, 1}, {0.374, 1.5}, FLUX_LAUNCHERS(p128x192_2x1)},
+    {{"p128x192_2x1", {128, 192, 2, 1}, 1}, {0.374, 1.5}},
     // few tiles, short K: finer waves
-    {{"p128x128_2x1", {128, 128, 2, 1}, 1}, {0.429, -1.6}, FLUX_LAUNCHERS(p128x128_2x1)},
+    {{"p128x128_2x1", {128, 128, 2, 1}, 1}, {0.429, -1.6}},
     // where N ends in a third of a tile of the first, or its last wave is nearly empty
-    {{"c128x256_2x1", {128, 256, 2, 1}, 2}, {0.385, 3.0}, FLUX_LAUNCHERS(c128x256_2x1)},
+    {{"c128x256_2x1", {128, 256, 2, 1}, 2}, {0.385, 3.0}},
     // the same for tall chunks whose N ends in half a tile of 256
-    {{"c256x128_2x1", {256, 128, 2, 1}, 2}, {0.388, 3.0}, FLUX_LAUNCHERS(c256x128_2x1)},
+    {{"c256x128_2x1", {256, 128, 2, 1}, 2}, {0.388, 3.0}},
 };
-#undef FLUX_LAUNCHERS
 inline constexpr int kNumKernels = sizeof(kKernels) / sizeof(kKernels[0]);
 
 // How one problem is run: a kernel and its knobs.

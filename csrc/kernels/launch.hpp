@@ -54,11 +54,4 @@ struct GemmRsArgs {
   SignalWait wait;
 };
 
-// A compiled kernel configuration.
-struct KernelConfig {
-  char const* name;
-  TileShape shape;
-  int warpgroups_per_tile;  // that compute one tile together: what tiles_done counts per tile
-};
-
 }  // namespace flux

@@ -9,6 +9,7 @@
 #if defined(FLUX_WITH_CUDA)
 #include "cuda/alone.hpp"
 #endif
+#include "kernels/predict.hpp"
 #include "ops/data_type.hpp"
 #include "ops/decomposed.hpp"
 #include "ops/dispatch.hpp"
@@ -149,6 +150,13 @@ void add_module_functions(py::module_& m) {
   m.def("model_choice", [](std::string const& op, std::string const& device_type, int world, int64_t m, int64_t n,
                            int64_t k, std::string const& dtype, bool transposed) {
     return model_choice(make_problem(op, world, m, n, k, dtype, transposed), make_device(device_type, 0).type());
+  });
+  // What GPUs would run, asked of the kernels' model alone: (strategy as asked for, microseconds of the product or
+  // None, bytes that a rank sends).
+  m.def("predict", [](std::string const& op, int world, int64_t rows, int64_t n, int64_t k, std::string const& dtype) {
+    TORCH_CHECK_VALUE(world >= 2 && world <= kMaxWorld, "world is ", world, "; it must be 2 to ", kMaxWorld, ".");
+    Prediction const p = predict(make_problem(op, world, rows, n, k, dtype, /*transposed=*/false));
+    return py::make_tuple(p.choice, p.product_us > 0 ? py::object(py::float_(p.product_us)) : py::none(), p.sent_bytes);
   });
   m.def("config_names",
         [](std::string const& device_type) { return config_names(make_device(device_type, 0).type()); });

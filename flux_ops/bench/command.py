@@ -7,6 +7,8 @@ python -m flux_ops bench --explore CONFIG,CONFIG  configurations of `fused` (or 
 python -m flux_ops bench --study swizzle          one knob varied on the kernel that `auto` would take: chunk order and
                                                   tile order; `transfer`: push and pull; `chunks`: pieces of a shard;
                                                   `schedule`: those of `decomposed` against fused and sequential
+python -m flux_ops bench --study rows             `auto` at every small number of rows M, and around each power of two;
+                                                  --modes eager: beside what PyTorch has, too
 torchrun --nproc-per-node 4 -m flux_ops bench     ranks started by torchrun
 
 Each candidate is checked against the plain sequence on random data before it is timed. One that fails or is not
@@ -23,7 +25,7 @@ import sys
 import torch
 
 from flux_ops import launch
-from flux_ops.bench import report, studies
+from flux_ops.bench import report, rows, studies
 from flux_ops.bench.candidates import AUTO, DECOMPOSED, FUSED, OPS, RIVALS
 from flux_ops.bench.harness import Contest, Run
 from flux_ops.tuner.measure import GEMM, SEQUENTIAL
@@ -31,6 +33,7 @@ from flux_ops.tuner.shapes import Shape, read_lists
 
 SHAPES = pathlib.Path(__file__).parent / "shapes.json"
 CPU_SCALE = 16
+DEFAULTS = {"modes": "eager,graph", "rounds": 20}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,14 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lists", default="mlp,gpt3", help="lists of shapes.json, comma-separated; default: mlp,gpt3")
     parser.add_argument("--shapes", default="", help="only these shapes, by name")
     parser.add_argument("--ops", default="", help=f"of {', '.join(OPS)}; default: those that a list is for")
-    parser.add_argument("--modes", default="eager,graph")
-    parser.add_argument("--rounds", type=int, default=20, help="samples per candidate")
+    parser.add_argument("--modes", default="", help="eager,graph; default: both, of --study rows the graph")
+    parser.add_argument("--rounds", type=int, default=0, help="samples per candidate; default: 20, of --study rows 8")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--world", type=int, default=0, help="ranks; default: all GPUs (on the CPU: 2)")
     parser.add_argument("--device", default="", choices=("", "cpu", "cuda"))
     parser.add_argument("--explore", default="", help="configurations to measure, comma-separated")
     parser.add_argument("--without", default="", help="candidates to leave out, comma-separated")
     parser.add_argument("--study", default="", choices=("", *studies.STUDIES), help="vary one knob instead")
+    parser.add_argument("--rows", default="", help="of --study rows: these numbers of rows, comma-separated")
     parser.add_argument("--limit", type=float, default=540, help="seconds after which everything is stopped")
     parser.add_argument("--name", default="", help="name of the results file")
 
@@ -58,10 +62,7 @@ def main() -> int:
 
 def run(args: argparse.Namespace, command: list[str] | None = None) -> int:
     """`command` starts a rank; by default this very command line does."""
-    args.device = args.device or ("cuda" if torch.cuda.device_count() > 1 else "cpu")
-    args.world = args.world or (torch.cuda.device_count() if args.device == "cuda" else 2)
-    if args.device == "cpu":
-        args.modes = "eager"
+    settle(args)
     try:
         todo = layers(args)
     except ValueError as error:
@@ -77,6 +78,16 @@ def run(args: argparse.Namespace, command: list[str] | None = None) -> int:
     return 0
 
 
+def settle(args: argparse.Namespace) -> None:
+    """Fill in what was not given."""
+    args.device = args.device or ("cuda" if torch.cuda.device_count() > 1 else "cpu")
+    args.world = args.world or (torch.cuda.device_count() if args.device == "cuda" else 2)
+    if args.device == "cpu":
+        args.modes = "eager"
+    for name, value in (rows.DEFAULTS if args.study == "rows" else DEFAULTS).items():
+        setattr(args, name, getattr(args, name) or value)
+
+
 def layers(args) -> list[tuple[str, Shape, tuple[str, ...]]]:
     """(list, shape, ops) of what is to be measured. Raises ValueError for names that there are not."""
     wanted = set(filter(None, args.shapes.split(",")))
@@ -84,12 +95,17 @@ def layers(args) -> list[tuple[str, Shape, tuple[str, ...]]]:
     for op in asked:
         if op not in OPS:
             raise ValueError(f"--ops has '{op}'; there are {', '.join(OPS)}")
+    if args.rows and args.study != "rows":
+        raise ValueError("--rows goes with --study rows")
     scale = CPU_SCALE if args.device == "cpu" else 1
     found = []
     for name, shape in read_lists(SHAPES, args.lists):
         if wanted and shape.name not in wanted:
             continue
         scaled = Shape(shape.name, max(shape.m // scale, 1), shape.h // scale, shape.i // scale)
+        if args.study == "rows":
+            found += [(name, *one) for one in rows.layers(scaled, asked or OPS, rows.parse(args.rows), args.world)]
+            continue
         ops = [op for op in asked or _ops_of(name) if op == "gemm_ar" or scaled.m % args.world == 0]
         if args.study:
             ops = [op for op in ops if op in studies.STUDIES[args.study].ops]

@@ -1,7 +1,7 @@
 """Studies of one knob: what FLUX (papers/flux.txt) and FiCCO (papers/ficco.txt) show in their figures, on these ops.
 
 Each study is a contest of the harness whose candidates stand in columns; the first column is what the others are
-compared with.
+compared with. `rows` alone (rows.py) varies the product.
 """
 
 import re
@@ -11,6 +11,8 @@ import flux_ops
 from flux_ops.bench import report
 from flux_ops.bench.candidates import DECOMPOSED, FUSED
 from flux_ops.bench.harness import Contest
+from flux_ops.bench.rows import Rows
+from flux_ops.bench.rows import table as rows_table
 from flux_ops.bench.transfer import Transfers
 from flux_ops.tuner.measure import GEMM, SEQUENTIAL
 from flux_ops.tuner.tables import aligned
@@ -33,7 +35,7 @@ class Study(Contest):
         hooks, core = flux_ops.ops._hooks, flux_ops.ops._core
         if core is None:
             raise RuntimeError(f"there is nothing to vary: {flux_ops.why_not_cuda()}")
-        choices = core.candidates(op, where[0], place.world, m // place.world, n, k, self.dtype, False)
+        choices = core.candidates(op, where[0], place.world, m, n, k, self.dtype, False)
         choices.insert(0, hooks.tuned(op, m, n, k, self.dtype, False, place.world, where)[0])
         found = next((c for c in choices if c.startswith(FUSED)), None)
         found = place.everyone(found)[0]
@@ -101,11 +103,13 @@ class Transfer(Study):
         return super().expected(name, op, operands, want, mode)
 
 
-STUDIES = {"swizzle": Swizzle, "transfer": Transfer, "chunks": Chunks, "schedule": Schedule}
+STUDIES = {"swizzle": Swizzle, "transfer": Transfer, "chunks": Chunks, "schedule": Schedule, "rows": Rows}
 
 
 def table(document, op, mode):
     """The columns of a study, a line for each shape; empty if it has none of this op and mode."""
+    if document["study"] == "rows":
+        return rows_table(document, op, mode)
     rows = report.select(document, op, mode)
     if not rows:
         return ""

@@ -6,6 +6,7 @@ from torch import nn
 
 from flux_ops import ops
 from flux_ops.nn.base import ParallelLinear
+from flux_ops.ops import _group_name as group_name_of
 
 
 def prepare(module: nn.Module, max_tokens: int, *, training: bool = True) -> None:
@@ -47,7 +48,11 @@ def allreduce_sequence_parallel_grads(module: nn.Module, group: dist.ProcessGrou
     The gradient is `main_grad` where the parameter has one, else `grad`; of a DTensor, as FSDP2 cuts them, this rank's
     part. A parameter without a gradient is left out: on all ranks alike. fully_shard puts parameters of its own in the
     place of those it finds: give them the attribute again.
+
+    Raises, before anything is added up: TypeError for what is no group; ValueError for one that has been destroyed, or
+    that this rank is no member of.
     """
+    group_name_of("allreduce_sequence_parallel_grads", group)
     grads = []
     for parameter in module.parameters():
         if parameter.requires_grad and getattr(parameter, "sequence_parallel", False):

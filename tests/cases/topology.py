@@ -11,6 +11,7 @@ import torch.distributed as dist
 import flux_ops
 import flux_ops.hooks
 from flux_ops import topology
+from tests.cases import base
 from tests.cases.base import OPS, Case, call, check, check_or_refusal, make
 
 # name -> (device type, change of this rank's probe, words of the reason)
@@ -53,6 +54,7 @@ def lacking(ctx, op, what):
         assert ran.strategy == "sequential", ran
         ours = [str(w.message) for w in caught if "flux_ops" in str(w.message)]
         assert len(ours) == 1, ours
+        assert [w.filename for w in caught if ours[0] == str(w.message)] == [base.__file__]  # which makes the call
         operands = make(ctx, case, group)
         with pytest.raises(NotImplementedError) as refusal:
             call(operands, strategy="fused", group=group)

@@ -4,6 +4,7 @@ import argparse
 import faulthandler
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -49,12 +50,12 @@ def test_benchmark(tmp_path):
     assert lines[-1].startswith("gemm_rs")  # the shortest table is the last
 
 
-def studied(ctx, study, out):
-    """(the closing lines, the document) of a study of one small layer."""
+def studied(ctx, study, out, *more):
+    """(the closing lines, the document, its paths) of a study of one small layer."""
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     given = ["--study", study, "--device", "cpu", "--modes", "eager", "--shapes", "gpt3-1k", "--rounds", "1"]
-    args = parser.parse_args([*given, "--world", str(ctx.world)])
+    args = parser.parse_args([*given, *more, "--world", str(ctx.world)])
     os.environ["OUT"] = out
     try:
         place = Place(ctx.rank, ctx.world, ctx.device, None)
@@ -76,6 +77,19 @@ def test_study(ranks, study, tmp_path):
         assert named | {"gemm", "sequential"} == set(row["times"]), row["notes"]
     assert set(document["rows"][0]["columns"]) >= COLUMNS[study]
     assert lines[-1].startswith("gpt3-1k" if study == "transfer" else "geometric mean")
+
+
+@pytest.mark.worlds(2)
+def test_study_of_rows(ranks, tmp_path):
+    lines, document, paths = ranks.run(studied, "rows", str(tmp_path), "--rows", "1,2,3")[0]
+    assert json.loads((tmp_path / os.path.basename(paths[0])).read_text()) == document
+    measured = [(row["M"], row["op"]) for row in document["rows"]]
+    shared = [(m, op) for m in (2, 4) for op in ("ag_gemm", "gemm_rs")]
+    assert sorted(measured) == sorted([*shared, *((m, "gemm_ar") for m in (1, 2, 3))])
+    for row in document["rows"]:
+        assert set(row["times"]) == {"gemm", "sequential", "auto"}, row["notes"]
+        assert row["ran"]["auto"].startswith("fused ")
+    assert re.match(r"\d flags at 3 sizes", lines[-1])
 
 
 def transferred(ctx):

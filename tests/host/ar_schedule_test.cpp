@@ -196,7 +196,7 @@ void ar_bound_of_the_staged_rows_holds_and_grows() {
 
 // The last tile of the partials ends before the first result; the last result ends with the region.
 void ar_region_parts_are_disjoint() {
-  for (int world : {2, 3, 16}) {
+  for (int world : {2, 3, 8, 16}) {
     for (int64_t tiles : {1, 5, 640}) {
       for (int64_t n : {1, 24, 8192}) {
         int64_t const rows = 1000, tile_bytes = rs_tile_bytes(64, 128, 2);

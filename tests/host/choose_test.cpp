@@ -1,43 +1,15 @@
-// The choice of a kernel and its knobs (csrc/kernels/choose.hpp) and what is measured for it (candidates.hpp), without
-// any kernel: the launchers are stubs.
+// The choice of a kernel and its knobs (csrc/kernels/choose.hpp, fused_choose.hpp), what is measured for it
+// (candidates.hpp) and what it is expected to take (predict.hpp): no kernel is needed.
 
-#include "kernels/fused_choose.hpp"
+#include "kernels/predict.hpp"
 
+#include <cmath>
 #include <cstring>
 #include <set>
 
 #include "schedule_test.hpp"
 
-namespace flux {
-
-#define STUBS(config)                                                                                    \
-  cudaError_t ag_gemm_##config##_bf16(AgGemmArgs const&, cudaStream_t) { return cudaErrorNotSupported; } \
-  cudaError_t ag_gemm_##config##_fp16(AgGemmArgs const&, cudaStream_t) { return cudaErrorNotSupported; } \
-  cudaError_t gemm_rs_##config##_bf16(GemmRsArgs const&, cudaStream_t) { return cudaErrorNotSupported; } \
-  cudaError_t gemm_rs_##config##_fp16(GemmRsArgs const&, cudaStream_t) { return cudaErrorNotSupported; }
-STUBS(p128x192_2x1)
-STUBS(c128x256_2x1)
-STUBS(c256x128_2x1)
-STUBS(p128x128_2x1)
-#undef STUBS
-#define STUBS(config)                                                                                      \
-  cudaError_t few_rows_##config##_bf16(FewRowsArgs const&, cudaStream_t) { return cudaErrorNotSupported; } \
-  cudaError_t few_rows_##config##_fp16(FewRowsArgs const&, cudaStream_t) { return cudaErrorNotSupported; }
-STUBS(64x16)
-STUBS(128x16)
-STUBS(64x32_k2)
-STUBS(64x32)
-STUBS(128x64_k2)
-STUBS(64x64_k2)
-STUBS(64x64)
-STUBS(128x64)
-STUBS(128x128)
-STUBS(128x128_k2)
-STUBS(128x256)
-STUBS(128x256_k2)
-#undef STUBS
-
-namespace test {
+namespace flux::test {
 namespace {
 
 Problem problem_of(Op op, int world, int64_t rows, int64_t n, int64_t k) {
@@ -117,10 +89,12 @@ void no_candidate_pads_more_than_the_bound() {
 }
 
 void the_bound_costs_a_column_of_tiles_at_most() {
-  for (int64_t rows : {512, 1024, 4096, 16384}) {
-    for (int64_t n : {256, 4096, 11008, 28672}) {
-      int64_t const bytes = largest_rs_region_bytes(problem_of(Op::kGemmRs, 2, rows, n, 4096));
-      CHECK(bytes <= 2 * rows * (n + 192), "%lld x %lld", static_cast<long long>(rows), static_cast<long long>(n));
+  for (int world : {2, 8}) {
+    for (int64_t rows : {512, 1024, 4096, 16384}) {
+      for (int64_t n : {256, 4096, 11008, 28672}) {
+        int64_t const bytes = largest_rs_region_bytes(problem_of(Op::kGemmRs, world, rows, n, 4096));
+        CHECK(bytes <= (world - 1) * 2 * rows * (n + 192), "%ld x %ld, %d ranks", long(rows), long(n), world);
+      }
     }
   }
 }
@@ -214,9 +188,51 @@ void few_rows_have_kernels_of_their_own() {
   }
 }
 
+// llama3.1-70b at TP = 8: M = 8192, H = 8192, I = 28672.
+void predictions_are_those_of_the_model() {
+  double const tile = 128 * 256 * 8192 / 1e6 * 0.385 + 3.0;
+  Prediction const ag = predict(problem_of(Op::kAgGemm, 8, 1024, 3584, 8192));
+  CHECK(ag.choice == "fused:c128x256_2x1/m4/p1", "%s", ag.choice.c_str());
+  CHECK(std::abs(ag.product_us - 7 * tile) < 1e-6, "%f us", ag.product_us);  // 64 x 14 tiles on 132 SMs: 7 waves
+  CHECK(ag.sent_bytes == int64_t{7} * 1024 * 8192 * 2, "%ld bytes", long(ag.sent_bytes));
+
+  Prediction const rs = predict(problem_of(Op::kGemmRs, 8, 1024, 8192, 3584));
+  CHECK(rs.choice == "fused:" + choose_launch(problem_of(Op::kGemmRs, 8, 1024, 8192, 3584)).name(), "%s",
+        rs.choice.c_str());
+  CHECK(rs.sent_bytes == int64_t{7} * 1024 * 8192 * 2, "%ld bytes", long(rs.sent_bytes));
+
+  Prediction const ar = predict(problem_of(Op::kGemmAr, 8, 8192, 8192, 3584));
+  Problem const section = problem_of(Op::kGemmRs, 8, 512, 8192, 3584);
+  KernelRow const& kernel = kKernels[choose_launch(section).kernel];
+  CHECK(ar.choice == "fused:" + choose_launch(section).name() + "/s2", "%s", ar.choice.c_str());
+  CHECK(ar.product_us <= 2 * estimated_us(section, kernel) && ar.product_us > estimated_us(section, kernel),
+        "%f us, a section %f", ar.product_us, estimated_us(section, kernel));
+  CHECK(ar.sent_bytes == 2 * rs.sent_bytes, "%ld bytes", long(ar.sent_bytes));
+}
+
+void predictions_of_what_is_not_fused() {
+  Prediction const few = predict(problem_of(Op::kGemmRs, 8, 128, 8192, 3584));
+  CHECK(few.choice == "sequential" && few.product_us > 0, "%s", few.choice.c_str());
+  CHECK(few.product_us < predict(problem_of(Op::kGemmRs, 8, 1024, 8192, 3584)).product_us, "%f us", few.product_us);
+  CHECK(few.sent_bytes == 7 * 128 * 8192 * 2, "%ld bytes", long(few.sent_bytes));
+  Prediction const odd = predict(problem_of(Op::kAgGemm, 8, 1024, 3584, 8191));
+  CHECK(odd.choice == "sequential", "K = 8191: %s", odd.choice.c_str());
+}
+
+void predictions_of_few_rows_tell_the_forms_apart() {
+  Prediction const one = predict(problem_of(Op::kGemmAr, 8, 16, 8192, 3584));
+  CHECK(one.choice == "fused:64x16/one-shot" && one.product_us == 0, "%s", one.choice.c_str());
+  CHECK(one.sent_bytes == 7 * 16 * 8192 * 2, "%ld bytes", long(one.sent_bytes));
+  Prediction const two = predict(problem_of(Op::kGemmAr, 8, 64, 8192, 3584));
+  CHECK(two.choice == "fused:128x64_k2/two-shot", "%s", two.choice.c_str());
+  CHECK(two.sent_bytes == 2 * 7 * 8 * 8192 * 2, "%ld bytes", long(two.sent_bytes));
+  Prediction const scattered = predict(problem_of(Op::kGemmRs, 8, 8, 8192, 3584));
+  CHECK(scattered.choice == "fused:128x64_k2", "%s", scattered.choice.c_str());
+  CHECK(scattered.sent_bytes == 7 * 8 * 8192 * 2, "%ld bytes", long(scattered.sent_bytes));
+}
+
 }  // namespace
-}  // namespace test
-}  // namespace flux
+}  // namespace flux::test
 
 int main(int argc, char** argv) {
   using namespace flux::test;
@@ -233,6 +249,9 @@ int main(int argc, char** argv) {
       TEST(sections_stay_within_the_bound),
       TEST(fused_candidates_run_and_are_read_back),
       TEST(few_rows_have_kernels_of_their_own),
+      TEST(predictions_are_those_of_the_model),
+      TEST(predictions_of_what_is_not_fused),
+      TEST(predictions_of_few_rows_tell_the_forms_apart),
   };
   for (Test const& test : tests) {
     if (argc < 2) std::printf("%s\n", test.name);

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from benchmarks import table
-from flux_ops.bench import candidates, command, report, studies
+from flux_ops.bench import candidates, command, report, rows, studies
 from flux_ops.tuner.shapes import read_lists
 from tests.gpu.run import Collector
 
@@ -59,6 +59,9 @@ class TestWhatIsMeasured:
             (["--ops", "gemm_xx"], "'gemm_xx'; there are ag_gemm, gemm_rs"),
             (["--lists", "none"], "no list 'none'"),
             (["--shapes", "none"], "no shape"),
+            (["--study", "rows", "--rows", "1,0"], "--rows is '1,0'"),
+            (["--study", "rows", "--rows", "1,,2"], "--rows is '1,,2'"),
+            (["--rows", "1"], "--rows goes with --study rows"),
         ),
     )
     def test_names_that_there_are_not(self, given, words, capsys):
@@ -77,6 +80,77 @@ class TestWhatIsMeasured:
         assert names("gemm_ar", None)[2:4] == ["one-shot", "two-shot"]
         assert candidates.is_ours("decomposed:Y")
         assert not any(candidates.is_ours(name) for name in candidates.NOT_OURS)
+
+
+class TestRows:
+    """The study of the number of rows."""
+
+    def settled(self, *given):
+        args = arguments("--study", "rows", *given)
+        command.settle(args)
+        return args
+
+    def test_defaults_are_its_own(self):
+        args = self.settled()
+        assert (args.modes, args.rounds) == ("graph", 8)
+        assert {(shape.h, shape.i) for _, shape, _ in command.layers(args)} == {(8192, 28672)}
+        args = self.settled("--modes", "eager", "--rounds", "3", "--shapes", "llama-7b")
+        assert (args.modes, args.rounds) == ("eager", 3)
+        assert {shape.name for _, shape, _ in command.layers(args)} == {"llama-7b"}
+        args = arguments()
+        command.settle(args)
+        assert (args.modes, args.rounds) == ("eager,graph", 20)
+
+    def test_every_small_number_and_the_edges(self):
+        by_op = {op: [] for op in candidates.OPS}
+        for _, shape, ops in command.layers(self.settled("--world", "8")):
+            for op in ops:
+                by_op[op].append(shape.m)
+        assert by_op["gemm_ar"] == [*range(1, 66), 127, 128, 129, 255, 256, 257, 511, 512, 513, 1023, 1024, 1025]
+        edges = [near for edge in (128, 256, 512, 1024) for near in (edge - 8, edge, edge + 8)]
+        assert by_op["ag_gemm"] == by_op["gemm_rs"] == [*range(8, 73, 8), *edges]
+
+    def test_a_list_of_rows(self):
+        found = command.layers(self.settled("--rows", "7,3", "--ops", "gemm_ar,gemm_rs"))
+        assert [(shape.m, ops) for _, shape, ops in found] == [
+            (2, ("gemm_rs",)),
+            (3, ("gemm_ar",)),
+            (4, ("gemm_rs",)),
+            (6, ("gemm_rs",)),
+            (7, ("gemm_ar",)),
+            (8, ("gemm_rs",)),
+        ]
+
+    @pytest.mark.parametrize("modes,rivals", (("graph", []), ("eager,graph", ["one-shot", "two-shot"])))
+    def test_rivals_run_eagerly(self, modes, rivals):
+        contest = rows.Rows(None, self.settled("--modes", modes), [])
+        assert contest.names("gemm_ar", None) == ["gemm", "sequential", *rivals, "auto"]
+
+    def made(self, m, op="gemm_ar", **times):
+        return row(op, "70b", shape=(m, 32, 16), **times) | {"ran": {"auto": "fused x"}}
+
+    def lines(self, op, *made):
+        return studies.table(document(*made, study="rows"), op, "graph").splitlines()
+
+    def test_flags(self):
+        lines = self.lines(
+            "gemm_ar",
+            self.made(1, gemm=9.0, sequential=12.0, auto=10.0),
+            self.made(2, gemm=9.0, sequential=12.0, one_shot=11.0, auto=12.0),  # slower than one-shot
+            self.made(3, gemm=9.0, sequential=20.0, auto=15.7),  # 1.308 times the size before
+            self.made(5, gemm=9.0, sequential=99.0, auto=99.0),  # no neighbour, and no slower than the sequence
+            self.made(6, gemm=9.0, sequential=99.0),  # auto failed
+        )
+        assert [line.split()[1] for line in lines[3:8]] == ["1", "2", "3", "5", "6"]
+        flags = [line.partition("fused x")[2].strip() for line in lines[3:8]]
+        assert flags == ["", "1.09 x one-shot", "step 1.31 x", "", ""]
+        assert lines[-1].startswith("2 flags at 5 sizes")
+        assert lines[-1].endswith("M = 2: 1.09 x one-shot, M = 3: step 1.31 x")
+
+    def test_a_step_of_shared_rows_is_one_row_a_rank(self):
+        made = [self.made(m, "gemm_rs", sequential=90.0, auto=time) for m, time in ((2, 10.0), (3, 20.0), (4, 40.0))]
+        assert self.lines("gemm_rs", *made)[-1].endswith(": M = 4: step 4.00 x")
+        assert self.lines("ag_gemm", *made) == []
 
 
 def test_results_go_to_the_checkout_or_to_the_current_folder(tmp_path, monkeypatch):

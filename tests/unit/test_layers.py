@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -197,3 +198,20 @@ def test_what_prepare_makes_ready(one_rank):
     assert list(model[2].products()) == [("gemm_ar", 8, 6)]
     with pytest.raises(ValueError, match="max_m"):
         model[0].prepare(0)
+
+
+def test_groups_that_gradients_are_not_added_over(one_rank):
+    model = RowParallelLinear(6, 8, sequence_parallel=True)
+    model(torch.randn(4, 6)).sum().backward()
+    before = model.bias.grad.clone()
+    gone = dist.new_group([0])
+    dist.destroy_process_group(gone)
+    for error, words, group in (
+        (TypeError, "group is 17", 17),
+        (ValueError, "not a member", dist.GroupMember.NON_GROUP_MEMBER),
+        (ValueError, "destroyed", gone),
+    ):
+        with pytest.raises(error, match=f"allreduce_sequence_parallel_grads: .*{words}"):
+            flux_ops.nn.allreduce_sequence_parallel_grads(model, group)
+    flux_ops.nn.allreduce_sequence_parallel_grads(model)
+    assert model.bias.grad.equal(before)

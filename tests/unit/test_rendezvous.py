@@ -50,6 +50,34 @@ def test_a_rank_that_has_begun_anew_is_named_at_once():
         late.exchange(site(), "k", "")
 
 
+class Interrupted:
+    """A store in which something happens right after the first look into it."""
+
+    def __init__(self, store, event):
+        self._store, self._event = store, event
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def check(self, keys):
+        found = self._store.check(keys)
+        event, self._event = self._event, None
+        if event:
+            event()
+        return found
+
+
+def test_a_rank_that_has_answered_may_begin_anew():
+    late, early = make_members(2)
+
+    def answer_and_begin_anew():
+        early._store.set("k/1", "v1")
+        Members("g", 1, 2, early._group_store)
+
+    late._store = Interrupted(late._store, answer_and_begin_anew)
+    assert late.exchange(site(), "k", "v0") == ["v0", "v1"]
+
+
 def test_a_refusal_ends_the_wait_of_the_others():
     def call(m):
         if m.rank == 1:
