@@ -42,6 +42,7 @@ at::Tensor run_alone(Problem const& problem, at::Tensor const& x, at::Tensor con
   WorkspaceLayout const layout = layout_of(problem);
   TORCH_CHECK_VALUE(scratch.nbytes() >= static_cast<size_t>(layout.total_bytes()), "scratch is too small.");
   std::shared_ptr<LaunchPlan const> const plan = make_launch_plan(problem);
+  TORCH_CHECK_NOT_IMPLEMENTED(plan->few_rows < 0, "a kernel for few rows doesn't run alone.");
   Launchers const& kernel = kLaunchers[plan->choice.kernel];
   bool const ag = problem.op == Op::kAgGemm;
   at::Tensor const y = at::empty({ag ? x.size(0) : problem.rows, problem.n}, x.options());
