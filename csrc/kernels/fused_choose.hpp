@@ -128,7 +128,8 @@ inline FusedChoice many_rows_choice(Problem const& problem, int sections) {
   return choice;
 }
 
-constexpr int64_t kFewRowsAtMost = 512;  // of which the kernels for few rows pay
+constexpr int64_t kFewRowsAtMost = 512;  // of which the kernels for few rows may pay
+constexpr int64_t kFewRowsFirst = 256;   // up to so many they are faster than those of ag_gemm and gemm_rs for many
 
 // The kernels for few rows that are worth a measurement, the fastest first: those whose tile is the least that holds
 // all rows, or one of the two largest where more rows than one of these are there.
@@ -165,6 +166,10 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
       candidates.push_back(choice);
     }
   };
+  bool const few_first = problem.op == Op::kGemmAr || total_rows(problem) <= kFewRowsFirst;
+  if (!few_first) {
+    for (LaunchChoice const& launch : launch_candidates(problem)) add({-1, launch, {}});
+  }
   bool const two_shot_first = problem.rows > (problem.world > 2 ? 32 : 256);
   for (int const kernel : few_rows_order(problem)) {
     std::vector<ExchangeForm> forms = exchange_forms(problem.op);
@@ -196,10 +201,23 @@ inline bool find_fused_choice(Problem const& problem, FusedChoice* choice) {
   return !candidates.empty();
 }
 
+// The share of what a kernel for few rows multiplies, with all SMs in each of its turns, that is of the product.
+inline double few_rows_use(Problem const& problem, FewRowsRow const& row) {
+  int64_t const m = total_rows(problem), at_once = kNumSms / row.split_k;
+  int64_t const turns = ceil_div(row.num_tiles(m, problem.n), at_once);
+  return double(m) * double(problem.n) / (double(turns * at_once) * row.tile_m * row.tile_n);
+}
+
 // Why the plain sequence is faster than the first candidate, or empty.
 inline std::string why_sequence_is_faster(Problem const& problem) {
   std::vector<FusedChoice> const candidates = fused_candidates(problem);
-  if (candidates.empty() || candidates.front().is_few_rows()) return {};
+  if (candidates.empty()) return {};
+  if (candidates.front().is_few_rows()) {  // measured as above: up to 128 rows the time is that of reading the weight
+    bool const pays =
+        total_rows(problem) <= 128 || few_rows_use(problem, kFewRowsKernels[candidates.front().few_rows]) > 0.8;
+    return pays ? ""
+                : "M is " + std::to_string(total_rows(problem)) + ", which leaves the tiles for few rows half empty";
+  }
   if (problem.op != Op::kGemmAr) return why_fused_is_slower(problem);
   return why_fused_is_slower(section_problem(problem, candidates.front().many_rows.sections));
 }

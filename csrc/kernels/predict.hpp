@@ -33,7 +33,8 @@ inline std::string why_no_kernel(Problem const& problem) {
     return "there is no configuration '" + problem.config + "' (one is '" + many.name(problem.op) + "')";
   }
   FusedChoice const few{kNumFewRowsKernels - 1, {}, exchange_forms(problem.op).front()};
-  return why_not_few_rows(problem, few) + ", and " + why_not_fused_choice(problem, many);
+  std::string const why_not_few = why_not_few_rows(problem, few);
+  return (why_not_few.empty() ? "" : why_not_few + ", and ") + why_not_fused_choice(problem, many);
 }
 
 struct Prediction {

@@ -81,22 +81,21 @@ def _meant(op, strategy):
     return _forced.get(op, strategy) if strategy in ("fused", "auto") else strategy
 
 
-def _has_no_kernel(op, x, weight, group=None, **_):
-    """Whether the backend has nothing fused for a gemm_ar: the kernels on GPUs take some sizes and layouts only."""
-    if op != "gemm_ar" or not x.is_cuda:
-        return False
+def _asked(op, x, weight, strategy, group=None):
+    """What to ask for: "auto" in place of "fused" where the backend has nothing fused for a gemm_ar, as the kernels on
+    GPUs take some sizes and layouts only.
+    """
+    if strategy != "fused" or op != "gemm_ar" or not x.is_cuda:
+        return strategy
     (n, k), dtype = weight.shape, str(x.dtype).removeprefix("torch.")
     size = dist.get_world_size(group), x[..., 0].numel(), n, k
     choices = extension.module.candidates(op, "cuda", *size, dtype, weight.stride(-1) != 1)
-    return not any(choice.startswith("fused:") for choice in choices)
+    return "fused" if any(choice.startswith("fused:") for choice in choices) else "auto"
 
 
 def run(op, x, weight, bias=None, *, strategy="fused", **options):
-    """The op, with the forced configuration if there is one. "auto" runs as ever where that one can't; it also takes
-    the place of "fused" where the backend has nothing fused for the sizes.
-    """
-    if strategy == "fused" and _has_no_kernel(op, x, weight, **options):
-        strategy = "auto"
+    """The op, with the forced configuration if there is one. "auto" runs as ever where that one can't."""
+    strategy = _asked(op, x, weight, strategy, options.get("group"))
     fn, meant = getattr(flux_ops, op), _meant(op, strategy)
     try:
         return fn(x, weight, bias, strategy=meant, **options)
@@ -129,6 +128,7 @@ def check(ctx, case, *, strategy="fused", group=None):
     if not torch.equal(operands.x, x) or not torch.equal(operands.weight, weight):
         return f"rank {ctx.rank}: the call changed its inputs"
     ran = flux_ops.last_dispatch()
+    strategy = _asked(case.op, operands.x, operands.weight, strategy, group)
     meant, _, config = _meant(case.op, strategy).partition(":")
     if strategy != "auto" and ran.strategy != "local" and (ran.strategy != meant or config not in ("", ran.config)):
         return f"rank {ctx.rank}: asked for {meant} {config}, last_dispatch() says {ran}"

@@ -48,7 +48,9 @@ def test_few_rows(capsys):
     assert [line.split()[2] for line in lines if line.startswith("70b-1 ")] == ["gemm_ar"]  # no shard of one row
     *_, choice, product_us, _, by = cells(lines, "70b-16", "gemm_ar")
     assert (choice, product_us, by) == ("fused:64x16/one-shot", "-", "-")
-    *_, choice, _, _, by = cells(lines, "70b-16", "gemm_rs")
+    *_, choice, product_us, _, by = cells(lines, "70b-16", "gemm_rs")
+    assert (choice, product_us, by) == ("fused:64x16", "-", "-")
+    *_, choice, _, _, by = cells(predicted(capsys, "--world", "8", "--lists", "gpt3")[1], "gpt3-1k", "gemm_rs")
     assert (choice, by) == ("sequential", "both, in turn")
 
 
