@@ -85,7 +85,7 @@ def _asked(op, x, weight, strategy, group=None):
     """What to ask for: "auto" in place of "fused" where the backend has nothing fused for a gemm_ar, as the kernels on
     GPUs take some sizes and layouts only.
     """
-    if strategy != "fused" or op != "gemm_ar" or not x.is_cuda:
+    if strategy != "fused" or op != "gemm_ar" or not x.is_cuda or 0 in (*x.shape, *weight.shape):
         return strategy
     (n, k), dtype = weight.shape, str(x.dtype).removeprefix("torch.")
     size = dist.get_world_size(group), x[..., 0].numel(), n, k
