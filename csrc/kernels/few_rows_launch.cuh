@@ -22,16 +22,18 @@ cudaError_t launch_few_rows(FewRowsArgs const& args, cudaStream_t stream) {
     return tma(gathers ? area + parity * kGatherBytes : args.x, m, args.k, typename Cfg::XLayout{}, Int<Cfg::TileM>{});
   };
   auto const tma_weight = tma(args.weight, n, args.weight_stride, typename Cfg::WeightLayout{}, Int<Cfg::TileN>{});
-  FewRowsParams<Cfg, decltype(tma_weight), decltype(tma_x(0))> const params{tma_weight,
-                                                                            {tma_x(0), tma_x(1)},
-                                                                            m,
-                                                                            n,
-                                                                            k,
-                                                                            static_cast<Element const*>(args.bias),
-                                                                            static_cast<Element*>(args.y),
-                                                                            args.x,
-                                                                            args.gathered,
-                                                                            args.exchange};
+  auto const first_x = tma_x(0);
+  FewRowsParams<Cfg, decltype(tma_weight), std::remove_const_t<decltype(first_x)>> const params{
+      tma_weight,
+      {first_x, gathers ? tma_x(1) : first_x},
+      m,
+      n,
+      k,
+      static_cast<Element const*>(args.bias),
+      static_cast<Element*>(args.y),
+      args.x,
+      args.gathered,
+      args.exchange};
 
   auto* const kernel = few_rows_kernel<Cfg, std::remove_const_t<decltype(params)>>;
   constexpr int kSmemBytes = sizeof(typename Cfg::Storage) + 1024;

@@ -166,20 +166,22 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
       candidates.push_back(choice);
     }
   };
-  bool const few_first = problem.op == Op::kGemmAr || total_rows(problem) <= kFewRowsFirst;
-  if (!few_first) {
-    for (LaunchChoice const& launch : launch_candidates(problem)) add({-1, launch, {}});
-  }
-  bool const two_shot_first = problem.rows > (problem.world > 2 ? 32 : 256);
-  for (int const kernel : few_rows_order(problem)) {
-    std::vector<ExchangeForm> forms = exchange_forms(problem.op);
-    if (two_shot_first) std::reverse(forms.begin(), forms.end());
-    for (ExchangeForm const form : forms) add({kernel, {}, form});
-  }
+  auto const add_few_rows = [&] {
+    bool const two_shot_first = problem.rows > (problem.world > 2 ? 32 : 256);
+    for (int const kernel : few_rows_order(problem)) {
+      std::vector<ExchangeForm> forms = exchange_forms(problem.op);
+      if (two_shot_first) std::reverse(forms.begin(), forms.end());
+      for (ExchangeForm const form : forms) add({kernel, {}, form});
+    }
+  };
   if (problem.op != Op::kGemmAr) {
+    bool const few_first = total_rows(problem) <= kFewRowsFirst;
+    if (few_first) add_few_rows();
     for (LaunchChoice const& launch : launch_candidates(problem)) add({-1, launch, {}});
+    if (!few_first) add_few_rows();
     return candidates;
   }
+  add_few_rows();
   for (int const sections : {2, 4, 1}) {
     if (problem.rows % (int64_t{sections} * problem.world) != 0) continue;
     for (LaunchChoice launch : launch_candidates(section_problem(problem, sections))) {

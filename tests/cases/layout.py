@@ -52,7 +52,8 @@ def strided(ctx, op, strategy):
     want = operands.expected().to(case.dtype)
     for name, weight in views_of_weight(operands.weight).items():
         before = weight.clone()
-        must_work = name.startswith("weight.t()") and not (ctx.is_cuda and op == "gemm_ar")
+        refuses = ctx.is_cuda and op == "gemm_ar" and strategy == "fused"  # its kernels for few rows
+        must_work = name.startswith("weight.t()") and not refuses
         problem = _same_or_refused(ctx, lambda w=weight: fn(operands.x, w, strategy=strategy), want, must_work)
         findings.add(name, problem)
         findings.add(f"{name} unchanged", None if torch.equal(weight, before) else f"rank {ctx.rank}: weight changed")
