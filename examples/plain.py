@@ -14,12 +14,15 @@ from flux_ops import nn
 class ColumnParallelLinear(nn.ColumnParallelLinear):
     """Y = X · Wᵀ with the columns of this rank; sequence-parallel, X is gathered first."""
 
+    def product(self, x):
+        return F.linear(x, self.weight, self.bias)
+
     def forward(self, x):
         if self.sequence_parallel:
             x = collectives.all_gather_tensor_autograd(x, 0, self.group_name)
         else:
             _refuse_gradients(x)
-        y = F.linear(x, self.weight, self.bias)
+        y = self.product(x)
         if self.gather_output:
             parts = y.new_empty(self.world, *y.shape)
             dist.all_gather_into_tensor(parts, y.unsqueeze(0).contiguous(), group=self.group)
@@ -30,8 +33,11 @@ class ColumnParallelLinear(nn.ColumnParallelLinear):
 class RowParallelLinear(nn.RowParallelLinear):
     """Y = the sum of X · Wᵀ over the ranks; sequence-parallel, each rank gets the rows of its tokens."""
 
+    def product(self, x):
+        return F.linear(x, self.weight)
+
     def forward(self, x):
-        y = F.linear(x, self.weight)
+        y = self.product(x)
         if self.sequence_parallel:
             y = collectives.reduce_scatter_tensor_autograd(y, "sum", 0, self.group_name)
         else:

@@ -116,7 +116,7 @@ class ExampleCases:
         assert len(flux) == len(plain_) == document["setting"]["steps"]
         assert apart(flux, plain_) < LIMITS[self.device]
         assert flux[-1] < 0.9 * flux[0]
-        assert document["step_ms"].keys() == {"flux", "plain"}
+        assert document["step_ms"].keys() == {"flux", "plain", "control"}
         assert any("fused" in how for how in document["ran"]), document["ran"]
 
     @pytest.mark.parametrize("world, tp", ((2, 2), (4, 2)))

@@ -1,0 +1,22 @@
+"""When examples/train_tp.py says that two losses stay together."""
+
+import pytest
+
+from examples.train_tp import largest_so_far, stay_together
+
+
+def test_largest_so_far():
+    assert largest_so_far([1.0, 2.2, 4.0], [1.0, 2.0, 4.0]) == pytest.approx([0, 0.1, 0.1])
+
+
+@pytest.mark.parametrize(
+    "apart, noise, together",
+    (
+        ([0.0, 9e-5, 9e-5], [0.0, 0.0, 0.0], True),
+        ([0.0, 2e-4, 2e-4], [0.0, 0.0, 0.0], False),
+        ([1e-4, 1e-3, 3e-2], [1e-4, 1e-3, 2e-2], True),
+        ([1e-4, 1e-2, 3e-2], [1e-4, 1e-3, 2e-2], False),  # early, where the noise is still small
+    ),
+)
+def test_stay_together(apart, noise, together):
+    assert stay_together(apart, noise) == together
