@@ -119,14 +119,30 @@ __device__ void few_rows_multiply(typename Cfg::Storage& storage, int k_tiles,
   release(last_stage);
 }
 
-// Writes a word of a thread into this rank's rows of y. For all lanes of a warp.
+// Writes a vector of each lane into this rank's rows of y: 16 rows by 16 columns of a warp, 32 bytes of a row by two
+// lanes. For all lanes of a warp; `turned` is its own.
 template <class Cfg, class Params>
-__device__ void few_rows_write(Params const& p, FewRowsPlace<Cfg> const& place, uint32_t word, int i) {
-  uint32_t transposed;  // two neighbouring columns of y for one row
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(word));
-  int const m = place.block_m(i) + place.row - p.first_row(p.exchange.rank), n = place.block_n(i) + 2 * place.column;
-  if (m >= 0 && m < p.num_rows() && n < p.n) {
-    *reinterpret_cast<uint32_t*>(p.y + int64_t{m} * p.n + n) = transposed;
+__device__ void few_rows_write(Params const& p, FewRowsPlace<Cfg> const& place, int v,
+                               typename Cfg::Transfer::Vector const& vector, typename Cfg::Turned& turned) {
+  int const lane = threadIdx.x % 32;
+  uint32_t const to = cute::cast_smem_ptr_to_uint(&turned.half[lane / 8 % 2][lane / 16 * 8 + lane % 8]);
+  __syncwarp();  // the one before has been read
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(vector.word[0]),
+               "r"(vector.word[1]), "r"(vector.word[2]), "r"(vector.word[3])
+               : "memory");
+  __syncwarp();
+  uint4 const columns = turned.half[lane % 2][lane / 2];
+  int const m = place.m0 + 16 * v + lane / 2 - p.first_row(p.exchange.rank), n = place.n0 + 8 * (lane % 2);
+  if (m < 0 || m >= p.num_rows()) return;
+  auto* const row = p.y + int64_t{m} * p.n;
+  if (p.writes_vectors) {
+    if (n < p.n) *reinterpret_cast<uint4*>(row + n) = columns;
+  } else {
+    uint32_t const words[] = {columns.x, columns.y, columns.z, columns.w};
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if (n + 2 * i < p.n) *reinterpret_cast<uint32_t*>(row + n + 2 * i) = words[i];
+    }
   }
 }
 
@@ -140,7 +156,7 @@ __device__ float2 few_rows_bias(Params const& p, FewRowsPlace<Cfg> const& place)
 // Waits for the sum of a unit, or for what it is made of, and writes it; Group vectors at a time.
 template <class Cfg, int Group, class Params>
 __device__ void few_rows_finish(Params const& p, typename Cfg::Transfer const& transfer, FewRowsTiles<Cfg> const& tile,
-                                int part, int thread) {
+                                int part, int thread, typename Cfg::Turned& turned) {
   using Transfer = typename Cfg::Transfer;
   ExchangeArgs const& exchange = p.exchange;
   bool const two_shot = exchange.form == ExchangeForm::kTwoShot;
@@ -161,10 +177,7 @@ __device__ void few_rows_finish(Params const& p, typename Cfg::Transfer const& t
     }
     __syncwarp();
     CUTE_UNROLL
-    for (int i = 0; i < Group * Transfer::kVectorWords; ++i) {
-      few_rows_write<Cfg>(p, place, words[i / Transfer::kVectorWords].word[i % Transfer::kVectorWords],
-                          group * Transfer::kVectorWords + i);
-    }
+    for (int v = 0; v < Group; ++v) few_rows_write<Cfg>(p, place, group + v, words[v], turned);
   }
 }
 
@@ -186,11 +199,16 @@ __device__ void few_rows_compute(Params const& p, typename Cfg::Storage& storage
     }
     if (gathers) {
       float2 const bias = few_rows_bias<Cfg>(p, place);
-      __syncwarp();
       CUTE_UNROLL
-      for (int i = 0; i < Cfg::kWords; ++i) {
-        float const b = i % 2 == 0 ? bias.x : bias.y;
-        few_rows_write<Cfg>(p, place, Transfer::pack(acc(2 * i) + b, acc(2 * i + 1) + b), i);
+      for (int v = 0; v < Transfer::kVectors; ++v) {
+        typename Transfer::Vector vector;
+        CUTE_UNROLL
+        for (int w = 0; w < Transfer::kVectorWords; ++w) {
+          int const i = v * Transfer::kVectorWords + w;
+          float const b = w % 2 == 0 ? bias.x : bias.y;
+          vector.word[w] = Transfer::pack(acc(2 * i) + b, acc(2 * i + 1) + b);
+        }
+        few_rows_write<Cfg>(p, place, v, vector, storage.turned[thread / 32]);
       }
     } else {
       typename Transfer::Vector words[Transfer::kVectors];
@@ -212,9 +230,8 @@ __device__ void few_rows_compute(Params const& p, typename Cfg::Storage& storage
   if (gathers) return;
   FewRowsTiles<Cfg> last(p);
   while (!last.is_last()) last.next();
-  constexpr int kMostVectors = Cfg::kUnevenRegisters ? 2 : 4;
-  constexpr int kGroup = Transfer::kVectors < kMostVectors ? Transfer::kVectors : kMostVectors;
-  few_rows_finish<Cfg, kGroup>(p, transfer, last, thread / 128, thread % 128);
+  constexpr int kGroup = Transfer::kVectors < 4 ? Transfer::kVectors : 4;
+  few_rows_finish<Cfg, kGroup>(p, transfer, last, thread / 128, thread % 128, storage.turned[thread / 32]);
 }
 
 // The exchange warps, but for ag_gemm: each stands in for the math warps of its number, and of every third from there.
@@ -228,7 +245,8 @@ __device__ void few_rows_exchange(Params const& p, typename Cfg::Storage& storag
     for (int w = warp; w < Cfg::kMathThreads / 32; w += kExchangeWarps) {
       int const thread = w * 32 + threadIdx.x % 32;
       typename Cfg::Transfer const transfer(p.exchange, p.num_units(), parity, signal, thread % 128);
-      few_rows_finish<Cfg, 1>(p, transfer, tile, thread / 128, thread % 128);
+      few_rows_finish<Cfg, 1>(p, transfer, tile, thread / 128, thread % 128,
+                              storage.turned[Cfg::kMathThreads / 32 + warp]);
     }
   }
 }

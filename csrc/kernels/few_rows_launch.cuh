@@ -31,6 +31,7 @@ cudaError_t launch_few_rows(FewRowsArgs const& args, cudaStream_t stream) {
       k,
       static_cast<Element const*>(args.bias),
       static_cast<Element*>(args.y),
+      n % 8 == 0 && reinterpret_cast<uintptr_t>(args.y) % 16 == 0,
       args.x,
       args.gathered,
       args.exchange};

@@ -8,7 +8,7 @@
 
 namespace flux {
 
-constexpr int kExchangeWarps = 3, kPushWarps = 2;
+constexpr int kPushWarps = 2;
 
 class PushedRows {
  public:

@@ -8,6 +8,8 @@
 
 namespace flux {
 
+constexpr int kExchangeWarps = 3;
+
 template <class Element_, int TileN_, int TileM_, int SplitK_ = 1>
 struct FewRowsConfig {
   using Element = Element_;
@@ -35,6 +37,12 @@ struct FewRowsConfig {
   using XLayout =
       decltype(cute::tile_to_shape(SmemAtom{}, cute::Shape<cute::Int<TileM>, cute::Int<kTileK>, cute::Int<kStages>>{}));
   using Transfer = Exchange<Element, kWords, 128>;
+  static_assert(Transfer::kVectorWords == 4, "a vector is a block of 16 x 16 of a warp");
+
+  // Where a warp turns a vector's columns, which lie in different lanes, into vectors of neighbouring columns of y.
+  struct Turned {
+    uint4 half[2][16 + 4];  // columns 0..7 and 8..15 of a row of x each; so far apart, the halves lie in other banks
+  };
 
   struct Storage {
     alignas(1024) cute::ArrayEngine<Element, cute::cosize_v<WeightLayout>> weight;
@@ -42,6 +50,7 @@ struct FewRowsConfig {
     uint64_t full[kStages];
     uint64_t empty[kStages];
     SplitBarriers split;
+    Turned turned[kMathThreads / 32 + kExchangeWarps];
     uint32_t sent;    // tiles, by each warp of the math warpgroups
     uint32_t slices;  // kGather: that have arrived
   };
@@ -54,6 +63,7 @@ struct FewRowsParams {
   int m, n, k;
   typename Cfg::Element const* bias;  // [n] or null
   typename Cfg::Element* y;
+  bool writes_vectors;  // 16 bytes of y at a time: its rows are aligned so
   void const* shard;  // kGather: this rank's rows of x
   void* gathered;     // kGather: for the rows of all ranks, or null
   ExchangeArgs exchange;
@@ -96,7 +106,7 @@ struct FewRowsTiles {
 template <class Cfg>
 struct FewRowsPlace {
   int n0, m0;       // of the unit, and of the warp in it
-  int row, column;  // of the thread's quad: warp's rows of the weight; lane / 4, lane % 4
+  int row, column;  // lane / 4, lane % 4: of the thread in a block of 8 x 8
 
   __device__ FewRowsPlace(FewRowsTiles<Cfg> const& tile, int part, int thread)
       : n0(tile.n() * Cfg::TileN + part * 64 + thread / 32 * 16),
