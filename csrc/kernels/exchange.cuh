@@ -29,35 +29,42 @@ class Exchange {
         base_(parity * (kExchangeBytes / 4) + thread * kVectorWords) {}
 
   // Stores a partial into this rank's slot at every rank that adds it up, next rank first. This rank's own goes through
-  // memory too: so each rank adds the same rounded values, and no registers hold them meanwhile. `mask_of(rank)` has a
-  // bit for each vector that the rank needs.
+  // memory too if other threads add it up; all ranks add the same rounded values. `mask_of(rank)` has a bit for each
+  // vector that the rank needs.
   template <class MaskOf>
-  __device__ void send_partial(int32_t unit, Vector const (&partial)[kVectors], MaskOf const& mask_of) const {
+  __device__ void send_partial(int32_t unit, Vector const (&partial)[kVectors], bool to_self,
+                               MaskOf const& mask_of) const {
     int64_t const number = exchange_slot(args_.form, unit, args_.world, args_.rank);
     if (args_.form == ExchangeForm::kTwoShot) {
       int const owner = exchange_owner(unit, args_.world);
-      store(owner, number, partial, mask_of(owner));
+      if (to_self || owner != args_.rank) store(owner, number, partial, mask_of(owner));
       return;
     }
-    for (int step = 1; step <= args_.world; ++step) {
+    for (int step = 1; step < args_.world + int(to_self); ++step) {
       int const peer = wrap_rank(args_.rank + step, args_.world);
       store(peer, number, partial, mask_of(peer));
     }
   }
 
   // The sums of all ranks' partials of a group of vectors (the more, the fewer times the latency counts), in rank order
-  // and in fp32, + the bias of even and of odd words, rounded.
+  // and in fp32, + the bias of even and of odd words, rounded. `own`: this rank's partial of the group, or null if it
+  // went through memory.
   template <int Group>
-  __device__ void reduce(int32_t unit, int group, uint32_t mask, float2 bias, Vector (&sums)[Group]) const {
+  __device__ void reduce(int32_t unit, int group, uint32_t mask, float2 bias, Vector const* own,
+                         Vector (&sums)[Group]) const {
     float sum[2 * Group * kVectorWords];
 #pragma unroll
     for (float& value : sum) value = 0.0f;
     for (int first_source = 0; first_source < args_.world; first_source += kSources) {
       Vector parts[kSources][Group];
-      receive(unit, first_source, group, parts, mask);
+      receive(unit, first_source, group, parts, own != nullptr, mask);
 #pragma unroll
       for (int i = 0; i < kSources; ++i) {
         if (first_source + i >= args_.world) continue;
+        if (own != nullptr && first_source + i == args_.rank) {
+#pragma unroll
+          for (int v = 0; v < Group; ++v) parts[i][v] = own[v];
+        }
 #pragma unroll
         for (int w = 0; w < Group * kVectorWords; ++w) {
           float2 const pair = unpack(parts[i][w / kVectorWords].word[w % kVectorWords]);
@@ -155,7 +162,7 @@ class Exchange {
 
   // The partials of a few sources; waits until all have arrived, and empties their slots.
   template <int Group>
-  __device__ void receive(int32_t unit, int first_source, int group, Vector (&parts)[kSources][Group],
+  __device__ void receive(int32_t unit, int first_source, int group, Vector (&parts)[kSources][Group], bool but_own,
                           uint32_t mask) const {
     auto const each = [&](auto const& visit) {
 #pragma unroll
@@ -163,7 +170,7 @@ class Exchange {
 #pragma unroll
         for (int v = 0; v < Group; ++v) {
           int const source = first_source + i, vector = group + v;
-          bool const is_sent = source < args_.world && (mask >> vector & 1);
+          bool const is_sent = source < args_.world && !(but_own && source == args_.rank) && (mask >> vector & 1);
           if (is_sent) {
             visit(source, slot(args_.rank, exchange_slot(args_.form, unit, args_.world, source), vector), parts[i][v]);
           }

@@ -153,10 +153,13 @@ __device__ float2 few_rows_bias(Params const& p, FewRowsPlace<Cfg> const& place)
   return {at(place.block_n(0) + place.row), at(place.block_n(1) + place.row)};
 }
 
-// Waits for the sum of a unit, or for what it is made of, and writes it; Group vectors at a time.
+// Waits for the sum of a unit, or for what it is made of, and writes it; Group vectors at a time. `own`: this rank's
+// partial, or null if it went through memory.
 template <class Cfg, int Group, class Params>
-__device__ void few_rows_finish(Params const& p, typename Cfg::Transfer const& transfer, FewRowsTiles<Cfg> const& tile,
-                                int part, int thread, typename Cfg::Turned& turned) {
+__device__ __forceinline__ void few_rows_finish(Params const& p, typename Cfg::Transfer const& transfer,
+                                                FewRowsTiles<Cfg> const& tile, int part, int thread,
+                                                typename Cfg::Transfer::Vector const* own,
+                                                typename Cfg::Turned& turned) {
   using Transfer = typename Cfg::Transfer;
   ExchangeArgs const& exchange = p.exchange;
   bool const two_shot = exchange.form == ExchangeForm::kTwoShot;
@@ -165,12 +168,11 @@ __device__ void few_rows_finish(Params const& p, typename Cfg::Transfer const& t
   uint32_t const mask = place.mask(first, first + p.num_rows());
   bool const adds = !two_shot || exchange_owner(unit, exchange.world) == exchange.rank;
   float2 const bias = few_rows_bias<Cfg>(p, place);
-  CUTE_NO_UNROLL
-  for (int group = 0; group < Transfer::kVectors; group += Group) {
-    if (!__any_sync(~0u, mask >> group & ((1u << Group) - 1))) continue;
+  auto const finish = [&](int group) {
+    if (!__any_sync(~0u, mask >> group & ((1u << Group) - 1))) return;
     typename Transfer::Vector words[Group];
     if (adds) {
-      transfer.template reduce<Group>(unit, group, mask, bias, words);
+      transfer.template reduce<Group>(unit, group, mask, bias, own == nullptr ? nullptr : own + group, words);
       if (two_shot) transfer.template send_sum<Group>(unit, group, words, mask);
     } else {
       transfer.template receive_sum<Group>(unit, group, words, mask);
@@ -178,6 +180,13 @@ __device__ void few_rows_finish(Params const& p, typename Cfg::Transfer const& t
     __syncwarp();
     CUTE_UNROLL
     for (int v = 0; v < Group; ++v) few_rows_write<Cfg>(p, place, group + v, words[v], turned);
+  };
+  if (own != nullptr) {
+    CUTE_UNROLL  // what is in registers has no address
+        for (int group = 0; group < Transfer::kVectors; group += Group) finish(group);
+  } else {
+    CUTE_NO_UNROLL
+    for (int group = 0; group < Transfer::kVectors; group += Group) finish(group);
   }
 }
 
@@ -187,6 +196,9 @@ __device__ void few_rows_compute(Params const& p, typename Cfg::Storage& storage
   using namespace cute;
   using Transfer = typename Cfg::Transfer;
   bool const gathers = p.exchange.form == ExchangeForm::kGather;
+  // Whether the last tile's partial stays in registers until it is added up: if there are so many.
+  constexpr bool kKeeps = Transfer::kVectors <= 8;
+  typename Transfer::Vector words[Transfer::kVectors];
   cutlass::PipelineState<Cfg::kStages> state;
   int turn = 0;
   for (FewRowsTiles<Cfg> tile(p); tile.is_valid(); tile.next(), ++turn) {
@@ -197,26 +209,19 @@ __device__ void few_rows_compute(Params const& p, typename Cfg::Storage& storage
     if constexpr (Cfg::SplitK > 1) {
       add_slices<Cfg::SplitK, Cfg::kParts>(storage.split, storage.weight.begin(), tile.slice(), turn, thread, acc);
     }
+    float2 const bias = gathers ? few_rows_bias<Cfg>(p, place) : float2{};
+    CUTE_UNROLL
+    for (int i = 0; i < Cfg::kWords; ++i) {
+      float const b = i % 2 == 0 ? bias.x : bias.y;
+      words[i / Transfer::kVectorWords].word[i % Transfer::kVectorWords] =
+          Transfer::pack(acc(2 * i) + b, acc(2 * i + 1) + b);
+    }
     if (gathers) {
-      float2 const bias = few_rows_bias<Cfg>(p, place);
       CUTE_UNROLL
-      for (int v = 0; v < Transfer::kVectors; ++v) {
-        typename Transfer::Vector vector;
-        CUTE_UNROLL
-        for (int w = 0; w < Transfer::kVectorWords; ++w) {
-          int const i = v * Transfer::kVectorWords + w;
-          float const b = w % 2 == 0 ? bias.x : bias.y;
-          vector.word[w] = Transfer::pack(acc(2 * i) + b, acc(2 * i + 1) + b);
-        }
-        few_rows_write<Cfg>(p, place, v, vector, storage.turned[thread / 32]);
-      }
+      for (int v = 0; v < Transfer::kVectors; ++v)
+        few_rows_write<Cfg>(p, place, v, words[v], storage.turned[thread / 32]);
     } else {
-      typename Transfer::Vector words[Transfer::kVectors];
-      CUTE_UNROLL
-      for (int i = 0; i < Cfg::kWords; ++i) {
-        words[i / Transfer::kVectorWords].word[i % Transfer::kVectorWords] = Transfer::pack(acc(2 * i), acc(2 * i + 1));
-      }
-      transfer.send_partial(tile.unit(part), words, [&](int rank) {
+      transfer.send_partial(tile.unit(part), words, !kKeeps || !tile.is_last(), [&](int rank) {
         int const first = p.first_row(rank);
         return place.mask(first, first + p.num_rows());
       });
@@ -230,8 +235,9 @@ __device__ void few_rows_compute(Params const& p, typename Cfg::Storage& storage
   if (gathers) return;
   FewRowsTiles<Cfg> last(p);
   while (!last.is_last()) last.next();
-  constexpr int kGroup = Transfer::kVectors < 4 ? Transfer::kVectors : 4;
-  few_rows_finish<Cfg, kGroup>(p, transfer, last, thread / 128, thread % 128, storage.turned[thread / 32]);
+  constexpr int kGroup = std::min(Transfer::kVectors, 4);
+  few_rows_finish<Cfg, kGroup>(p, transfer, last, thread / 128, thread % 128, kKeeps ? words : nullptr,
+                               storage.turned[thread / 32]);
 }
 
 // The exchange warps, but for ag_gemm: each stands in for the math warps of its number, and of every third from there.
@@ -245,7 +251,7 @@ __device__ void few_rows_exchange(Params const& p, typename Cfg::Storage& storag
     for (int w = warp; w < Cfg::kMathThreads / 32; w += kExchangeWarps) {
       int const thread = w * 32 + threadIdx.x % 32;
       typename Cfg::Transfer const transfer(p.exchange, p.num_units(), parity, signal, thread % 128);
-      few_rows_finish<Cfg, 1>(p, transfer, tile, thread / 128, thread % 128,
+      few_rows_finish<Cfg, 1>(p, transfer, tile, thread / 128, thread % 128, nullptr,
                               storage.turned[Cfg::kMathThreads / 32 + warp]);
     }
   }
