@@ -47,7 +47,11 @@ class Hooks:
     def tuned(self, op, m, n, k, dtype, transposed, world, device) -> tuple[str, str]:
         """(choice, where it is from), or two empty strings."""
         product = Product(op, m, n, k, dtype, "kn" if transposed else "nk", world, device_name(*device))
-        found = self.caches.lookup(product)
+
+        def suits(entry):
+            return self._core.suits(op, device[0], world, m, n, k, dtype, transposed, entry.choice, entry.product.m)
+
+        found = self.caches.lookup(product, suits)
         return (found[0].choice, found[1]) if found else ("", "")
 
     def agree(self, site, text: str, proposal: tuple[str, str] = ("", "")) -> tuple[str, str]:

@@ -203,6 +203,33 @@ inline bool find_fused_choice(Problem const& problem, FusedChoice* choice) {
   return !candidates.empty();
 }
 
+// The share of the rows of a choice's tiles that are rows of the product; those of a chunk for many rows.
+inline double row_fill(Problem const& problem, FusedChoice const& choice) {
+  auto const fill = [](int64_t rows, int64_t tile) { return double(rows) / double(round_up(rows, tile)); };
+  if (choice.is_few_rows()) return fill(total_rows(problem), kFewRowsKernels[choice.few_rows].tile_m);
+  TileShape const shape = kKernels[choice.many_rows.kernel].config.shape;
+  bool const ar = problem.op == Op::kGemmAr;
+  int64_t const rows = ar ? section_problem(problem, choice.many_rows.sections).rows : problem.rows;
+  return fill(rows, int64_t{shape.tile_m} * shape.cluster_m);
+}
+
+// Up to so many rows the time is that of reading the weight, whatever is in the tiles.
+constexpr int64_t kRowsAtNoCost = 128;
+
+// Whether a configuration that was measured with `measured_m` rows in all may be taken to suit the problem: it fills
+// its tiles about as well.
+inline bool suits(Problem const& problem, std::string const& config, int64_t measured_m) {
+  int64_t const m = total_rows(problem);
+  FusedChoice choice;
+  if (m == measured_m || !parse_fused_choice(problem.op, config, &choice)) return true;
+  Problem measured = problem;
+  measured.rows = problem.op == Op::kGemmAr ? measured_m : measured_m / problem.world;
+  bool const as_full = row_fill(problem, choice) >= 0.9 * row_fill(measured, choice);
+  if (!choice.is_few_rows()) return as_full;
+  int64_t const tile_m = kFewRowsKernels[choice.few_rows].tile_m;
+  return ceil_div(m, tile_m) == ceil_div(measured_m, tile_m) && (as_full || m <= kRowsAtNoCost);
+}
+
 // The share of what a kernel for few rows multiplies, with all SMs in each of its turns, that is of the product.
 inline double few_rows_use(Problem const& problem, FewRowsRow const& row) {
   int64_t const m = total_rows(problem), at_once = kNumSms / row.split_k;
@@ -210,18 +237,21 @@ inline double few_rows_use(Problem const& problem, FewRowsRow const& row) {
   return double(m) * double(problem.n) / (double(turns * at_once) * row.tile_m * row.tile_n);
 }
 
-// Why the plain sequence is faster than the first candidate, or empty.
+// Why the plain sequence is faster than the first candidate, or empty; measured at TP = 2 (bench --study rows).
 inline std::string why_sequence_is_faster(Problem const& problem) {
   std::vector<FusedChoice> const candidates = fused_candidates(problem);
   if (candidates.empty()) return {};
-  if (candidates.front().is_few_rows()) {  // measured as above: up to 128 rows the time is that of reading the weight
-    bool const pays =
-        total_rows(problem) <= 128 || few_rows_use(problem, kFewRowsKernels[candidates.front().few_rows]) > 0.8;
-    return pays ? ""
-                : "M is " + std::to_string(total_rows(problem)) + ", which leaves the tiles for few rows half empty";
+  FusedChoice const& first = candidates.front();
+  std::string const m = "M is " + std::to_string(total_rows(problem)) + ", which leaves ";
+  if (first.is_few_rows()) {
+    bool const pays = total_rows(problem) <= kRowsAtNoCost ||
+                      (few_rows_use(problem, kFewRowsKernels[first.few_rows]) > 0.8 && row_fill(problem, first) >= 0.9);
+    return pays ? "" : m + "the tiles for few rows half empty";
   }
-  if (problem.op != Op::kGemmAr) return why_fused_is_slower(problem);
-  return why_fused_is_slower(section_problem(problem, candidates.front().many_rows.sections));
+  bool const ar = problem.op == Op::kGemmAr;
+  std::string const slower = why_fused_is_slower(ar ? section_problem(problem, first.many_rows.sections) : problem);
+  if (!slower.empty() || row_fill(problem, first) >= 0.8) return slower;
+  return m + "the tiles of a rank's rows half empty";
 }
 
 }  // namespace flux

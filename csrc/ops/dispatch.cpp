@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "kernels/fused_choose.hpp"
 #include "ops/decomposed.hpp"
 
 namespace flux {
@@ -234,6 +235,11 @@ std::vector<std::string> candidates(Problem const& problem, c10::DeviceType devi
     for (std::string const& config : decomposed_candidates(problem.op)) choices.push_back("decomposed:" + config);
   }
   return choices;
+}
+
+bool suits(Problem const& problem, std::string const& choice, int64_t measured_m, c10::DeviceType device) {
+  bool const has_tiles = device == c10::DeviceType::CUDA && is_fused(choice);
+  return !has_tiles || suits(problem, std::string(asked_config(choice)), measured_m);
 }
 
 std::string model_choice(Problem const& problem, c10::DeviceType device) {

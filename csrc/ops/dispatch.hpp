@@ -51,6 +51,8 @@ WorkspaceNeeds workspace_needs(Problem const& problem, Strategy strategy, c10::D
 
 // What the tuner measures: strategies as a caller may ask for them, "sequential" first.
 std::vector<std::string> candidates(Problem const& problem, c10::DeviceType device);
+// Whether a choice that was measured with other rows, `measured_m` in all, may stand for the problem.
+bool suits(Problem const& problem, std::string const& choice, int64_t measured_m, c10::DeviceType device);
 // What "auto" runs where nothing is tuned.
 std::string model_choice(Problem const& problem, c10::DeviceType device);
 // The names that configurations are made of in this build; a tuned choice is worth nothing where they are others.

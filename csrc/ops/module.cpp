@@ -151,6 +151,12 @@ void add_module_functions(py::module_& m) {
                            int64_t k, std::string const& dtype, bool transposed) {
     return model_choice(make_problem(op, world, m, n, k, dtype, transposed), make_device(device_type, 0).type());
   });
+  // Whether a choice that was measured with `measured_m` rows may stand for a product of m.
+  m.def("suits", [](std::string const& op, std::string const& device_type, int world, int64_t m, int64_t n, int64_t k,
+                    std::string const& dtype, bool transposed, std::string const& choice, int64_t measured_m) {
+    return suits(make_problem(op, world, m, n, k, dtype, transposed), choice, measured_m,
+                 make_device(device_type, 0).type());
+  });
   // What GPUs would run, asked of the kernels' model alone: (strategy as asked for, microseconds of the product or
   // None, bytes that a rank sends).
   m.def("predict", [](std::string const& op, int world, int64_t rows, int64_t n, int64_t k, std::string const& dtype) {

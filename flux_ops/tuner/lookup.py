@@ -69,8 +69,8 @@ class Caches:
         """From now on this process uses the entry, whether or not it is in a file."""
         self._own.setdefault(entry.product.family(), {})[bucket(entry.product.m)] = entry
 
-    def lookup(self, product: Product) -> tuple[Entry, str] | None:
-        """The entry for a product, and where it is from: that of its bucket of M, else that of the nearest one.
+    def lookup(self, product: Product, suits: Callable[[Entry], bool] = lambda entry: True) -> tuple[Entry, str] | None:
+        """The entry for a product, and where it is from: that of its bucket of M, else the nearest one that suits it.
 
         A file that can't be used, or the user's if it has nothing for this device and TP, costs one warning.
         """
@@ -82,10 +82,10 @@ class Caches:
         wanted = bucket(product.m)
         alike = [(origin, families.get(product.family(), {})) for origin, families in sources]
         for origin, by_m in alike:
-            if wanted in by_m:
+            if wanted in by_m and suits(by_m[wanted]):
                 return by_m[wanted], _origin(origin, by_m[wanted], product)
         for origin, by_m in alike:
-            near = [m for m, entry in by_m.items() if _is_near(entry.product.m, product.m)]
+            near = [m for m, entry in by_m.items() if _is_near(entry.product.m, product.m) and suits(entry)]
             if near:
                 entry = by_m[min(near, key=lambda m: (abs(math.log2(m / wanted)), -m))]
                 return entry, _origin(origin, entry, product)

@@ -188,6 +188,50 @@ void few_rows_have_kernels_of_their_own() {
   }
 }
 
+// llama3.1-70b at TP = 2.
+Problem down_projection(Op op, int64_t m) { return problem_of(op, 2, rows_of(op, 2, m), 8192, 14336); }
+
+void a_choice_suits_rows_that_fill_its_tiles() {
+  struct {
+    Op op;
+    char const* config;
+    int64_t measured, m;
+    bool expected;
+  } const kCases[] = {
+      {Op::kGemmAr, "64x16/one-shot", 16, 16, true},
+      {Op::kGemmAr, "64x16/one-shot", 16, 9, true},
+      {Op::kGemmAr, "64x16/one-shot", 16, 17, false},  // its tiles read the weight twice
+      {Op::kGemmRs, "128x64_k2", 64, 48, true},
+      {Op::kGemmRs, "128x64_k2", 64, 66, false},
+      {Op::kGemmRs, "128x128_k2", 128, 66, true},
+      {Op::kAgGemm, "128x256", 256, 254, true},
+      {Op::kAgGemm, "128x256", 256, 192, false},
+      {Op::kAgGemm, "128x256", 256, 258, false},
+      {Op::kGemmRs, "p128x128_2x1/n2/p2", 1024, 2048, true},
+      {Op::kGemmRs, "p128x128_2x1/n2/p2", 1024, 1000, true},
+      {Op::kGemmRs, "p128x128_2x1/n2/p2", 1024, 1026, false},
+      {Op::kGemmRs, "p128x128_2x1/n2/p2", 1024, 514, false},
+      {Op::kGemmAr, "c128x256_2x1/m1/p1/s2", 1024, 1020, true},
+      {Op::kGemmAr, "c128x256_2x1/m1/p1/s2", 1024, 516, false},
+      {Op::kGemmRs, "unknown", 1024, 514, true},  // refused elsewhere
+  };
+  for (auto const& c : kCases) {
+    CHECK(suits(down_projection(c.op, c.m), c.config, c.measured) == c.expected, "%s of %ld for %ld", c.config,
+          long(c.measured), long(c.m));
+  }
+}
+
+void half_empty_tiles_are_left_to_the_sequence() {
+  for (Op op : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
+    for (int64_t m : {2, 18, 66, 128, 254, 256, 1024, 8192}) {
+      CHECK(why_sequence_is_faster(down_projection(op, m)).empty(), "%s of %ld rows", op_name(op), long(m));
+    }
+    for (int64_t m : {130, 192, 258, 320, 384, 448, 514, 1026}) {
+      CHECK(!why_sequence_is_faster(down_projection(op, m)).empty(), "%s of %ld rows", op_name(op), long(m));
+    }
+  }
+}
+
 // llama3.1-70b at TP = 8: M = 8192, H = 8192, I = 28672.
 void predictions_are_those_of_the_model() {
   double const tile = 128 * 256 * 8192 / 1e6 * 0.385 + 3.0;
@@ -249,6 +293,8 @@ int main(int argc, char** argv) {
       TEST(sections_stay_within_the_bound),
       TEST(fused_candidates_run_and_are_read_back),
       TEST(few_rows_have_kernels_of_their_own),
+      TEST(a_choice_suits_rows_that_fill_its_tiles),
+      TEST(half_empty_tiles_are_left_to_the_sequence),
       TEST(predictions_are_those_of_the_model),
       TEST(predictions_of_what_is_not_fused),
       TEST(predictions_of_few_rows_tell_the_forms_apart),

@@ -17,6 +17,8 @@ TESTS = [
     "sections_stay_within_the_bound",
     "fused_candidates_run_and_are_read_back",
     "few_rows_have_kernels_of_their_own",
+    "a_choice_suits_rows_that_fill_its_tiles",
+    "half_empty_tiles_are_left_to_the_sequence",
     "predictions_are_those_of_the_model",
     "predictions_of_what_is_not_fused",
     "predictions_of_few_rows_tell_the_forms_apart",

@@ -46,6 +46,14 @@ def test_own_bucket_then_nearest_then_none(make, warnings):
     assert warnings == []
 
 
+def test_the_nearest_that_suits(make):
+    caches = make([entry("at 8192"), entry("at 2048", m=2048)])
+    asked = dataclasses.replace(PRODUCT, m=4096)
+    assert caches.lookup(asked, lambda one: one.product.m == 2048)[0].choice == "at 2048"
+    assert caches.lookup(asked, lambda one: False) is None
+    assert caches.lookup(dataclasses.replace(PRODUCT, m=8000), lambda one: one.product.m != 8192) is None
+
+
 def test_where_it_is_from(make, tmp_path):
     caches = make([entry()])
     assert caches.lookup(PRODUCT)[1] == f"{tmp_path}/user.json, M = 8192"
