@@ -51,7 +51,8 @@ def markdown(paths, mode="graph"):
     parts = [
         f"Median of {first['rounds']} interleaved samples, in ms, the slowest rank counts. `gemm` is cuBLAS alone, "
         f"`sequential` is NCCL and cuBLAS one after the other, {words}, `auto` is what the ops do by default, with the "
-        "tuned choices that the package brings. *E* = 1 − (T − T_gemm) / (T_sequential − T_gemm) is the share of the "
+        "tuned choices that the package brings. `link` is the time in which what a rank sends passes its link at "
+        f"{report.LINK_GBS} GB/s. *E* = 1 − (T − T_gemm) / (T_sequential − T_gemm) is the share of the "
         "communication that is hidden. The fastest of each row is in bold."
     ]
     for index, (path, document) in enumerate(documents):
@@ -99,7 +100,7 @@ def _full(document, mode):
         if not rows:
             continue
         names = [GEMM, SEQUENTIAL, *RIVALS[op], AUTO]
-        heads = ["shape", "M", "H", "I", *names, "speed-up", "E"]
+        heads = ["shape", "M", "H", "I", "link", *names, "speed-up", "E"]
         body = []
         for row in rows:
             times = _times(row)
@@ -107,7 +108,8 @@ def _full(document, mode):
             ratio = f"{sequential['median'] / ours['median']:.2f}" if ours and sequential else report.DASH
             cells = _cells(times, names)
             e = report.number(report.efficiency(times, AUTO))
-            body.append([row["name"], str(row["M"]), str(row["H"]), str(row["I"]), *cells, ratio, e])
+            sizes = [row["name"], str(row["M"]), str(row["H"]), str(row["I"])]
+            body.append([*sizes, report.number(report.link_ms(document, row), 3), *cells, ratio, e])
         mean = report.number(report.mean(report.efficiency(_times(row), AUTO) for row in rows))
         body.append(["mean", *[""] * (len(heads) - 2), mean])
         yield f"**`{op}`** ({title})"
@@ -120,13 +122,14 @@ def _compact(document, mode):
     by_op = {op: rows for op, rows in by_op.items() if rows}
     shapes = {row["name"]: row for rows in by_op.values() for row in rows.values()}
     columns = {op: [GEMM, SEQUENTIAL, *_measured(RIVALS[op], rows), AUTO] for op, rows in by_op.items()}
-    heads = ["shape", "M", *(f"`{op}`: {name}" for op, names in columns.items() for name in (*names, "E"))]
+    heads = ["shape", "M", *(f"`{op}`: {name}" for op, names in columns.items() for name in ("link", *names, "E"))]
     body = []
     for name, shape in shapes.items():
         line = [name, str(shape["M"])]
         for op, rows in by_op.items():
             times = _times(rows[name]) if name in rows else {}
-            line += [*_cells(times, columns[op]), report.number(report.efficiency(times, AUTO))]
+            link = report.number(report.link_ms(document, rows[name]), 3) if name in rows else report.DASH
+            line += [link, *_cells(times, columns[op]), report.number(report.efficiency(times, AUTO))]
         body.append(line)
     return _table(heads, body, left=1)
 

@@ -7,11 +7,11 @@ as long as the longer of the two, at best; the plain sequence as long as both.
 
 from flux_ops import extension
 from flux_ops.bench.command import SHAPES
+from flux_ops.bench.report import LINK_GBS
 from flux_ops.tuner.cache import OPS
 from flux_ops.tuner.shapes import read_lists
 from flux_ops.tuner.tables import aligned
 
-LINK_GBS = 370
 HEADS = ["shape", "M", "op", "auto", "product us", "link us", "bound by"]
 
 

@@ -25,6 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 IS_CHECKOUT = (ROOT / "benchmarks" / "bench.py").exists()  # else the package is installed
 RESULTS = ROOT / "benchmarks" / "results"
 DASH = "-"
+LINK_GBS = 370  # what one GPU of an NVLink host sends
 TITLES = {
     "ag_gemm": "all-gather + GEMM",
     "gemm_rs": "GEMM + reduce-scatter",
@@ -96,6 +97,13 @@ def efficiency(times, name):
     return 1 - (ours["median"] - gemm["median"]) / (sequential["median"] - gemm["median"])
 
 
+def link_ms(document, row):
+    """The time in which what a rank sends passes its link: (TP - 1) / TP of x or of y, and for gemm_ar of y twice."""
+    world, size = document["environment"]["tp"], getattr(torch, document["dtype"]).itemsize
+    sent = (world - 1) / world * row["M"] * row["H"] * size * (2 if row["op"] == "gemm_ar" else 1)
+    return sent / LINK_GBS / 1e6
+
+
 def write(document, name, into):
     """Write <name>.json to each of the folders; returns the paths."""
     paths = []
@@ -152,13 +160,15 @@ def full_table(document, op, mode):
                 notes.append(note)
             cells.append(f"{DASH} [{notes.index(note) + 1}]" if note else DASH)
         cells += [number(efficiency(row["times"], name)) for name in ours_of(names)]
-        body.append([row["name"], str(row["M"]), str(row["H"]), str(row["I"]), *cells])
+        sizes = [row["name"], str(row["M"]), str(row["H"]), str(row["I"])]
+        body.append([*sizes, number(link_ms(document, row), 3), *cells])
     means = [number(mean(efficiency(row["times"], name) for row in rows)) for name in ours_of(names)]
-    body.append(["mean", "", "", "", *[""] * len(names), *means])
-    heads = ["shape", "M", "H", "I", *names, *(f"E {name}" for name in ours_of(names))]
+    body.append(["mean", *[""] * (4 + len(names)), *means])
+    heads = ["shape", "M", "H", "I", "link", *names, *(f"E {name}" for name in ours_of(names))]
     meta = document["environment"]
     title = f"{op} ({TITLES[op]}), {mode}, TP = {meta['tp']}, {meta['card']}: ms, median ± half the interquartile range"
-    footnotes = [f"  [{i + 1}] {note}" for i, note in enumerate(notes)]
+    footnotes = [f"  link: what a rank sends, at {LINK_GBS} GB/s"]
+    footnotes += [f"  [{i + 1}] {note}" for i, note in enumerate(notes)]
     return "\n".join([title, *aligned(heads, body), *footnotes])
 
 

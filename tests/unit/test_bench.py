@@ -209,6 +209,10 @@ class TestTables:
         lines = studies.table(made, "ag_gemm", "graph").splitlines()
         assert lines[3].split() == ["a", "64", "600.0", "0.200"]
 
+    @pytest.mark.parametrize("op, expected", (("ag_gemm", 0.1814), ("gemm_rs", 0.1814), ("gemm_ar", 0.3627)))
+    def test_link(self, op, expected):
+        assert report.link_ms(document(), row(op, shape=(8192, 8192, 28672))) == pytest.approx(expected, rel=1e-3)
+
     def test_first_whole_then_compact(self, tmp_path):
         rows = [row(op, gemm=1e4, sequential=2e4, torch=1.5e4, auto=1.25e4) for op in ("ag_gemm", "gemm_rs")]
         paths = [tmp_path / f"{name}.json" for name in ("one", "two")]
@@ -217,8 +221,8 @@ class TestTables:
         paths[1].with_suffix(".svg").touch()
         text = table.markdown(paths)
         whole, compact = text.split("one.json")
-        assert whole.count("| a | 64 | 32 | 16 | 10.000 | 20.000 | 15.000 | **12.500** | 1.60 | 0.75 |") == 2
-        line = "| a | 64 |" + " 10.000 | 20.000 | 15.000 | **12.500** | 0.75 |" * 2
+        assert whole.count("| a | 64 | 32 | 16 | 0.000 | 10.000 | 20.000 | 15.000 | **12.500** | 1.60 | 0.75 |") == 2
+        line = "| a | 64 |" + " 0.000 | 10.000 | 20.000 | 15.000 | **12.500** | 0.75 |" * 2
         assert line in compact.splitlines()
         assert "two.svg" in compact
         assert ".svg" not in whole
