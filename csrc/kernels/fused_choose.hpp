@@ -216,12 +216,14 @@ inline double row_fill(Problem const& problem, FusedChoice const& choice) {
 // Up to so many rows the time is that of reading the weight, whatever is in the tiles.
 constexpr int64_t kRowsAtNoCost = 128;
 
-// Whether a configuration that was measured with `measured_m` rows in all may be taken to suit the problem: it fills
-// its tiles about as well.
+// Whether what was measured with `measured_m` rows in all may stand for the problem: not where other kernels run, and a
+// configuration of `fused` only if it fills its tiles about as well. `config` is empty for the other strategies.
 inline bool suits(Problem const& problem, std::string const& config, int64_t measured_m) {
   int64_t const m = total_rows(problem);
+  if (m == measured_m) return true;
+  if ((m <= kFewRowsAtMost) != (measured_m <= kFewRowsAtMost)) return false;
   FusedChoice choice;
-  if (m == measured_m || !parse_fused_choice(problem.op, config, &choice)) return true;
+  if (!parse_fused_choice(problem.op, config, &choice)) return true;
   Problem measured = problem;
   measured.rows = problem.op == Op::kGemmAr ? measured_m : measured_m / problem.world;
   bool const as_full = row_fill(problem, choice) >= 0.9 * row_fill(measured, choice);

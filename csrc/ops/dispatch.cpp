@@ -238,8 +238,8 @@ std::vector<std::string> candidates(Problem const& problem, c10::DeviceType devi
 }
 
 bool suits(Problem const& problem, std::string const& choice, int64_t measured_m, c10::DeviceType device) {
-  bool const has_tiles = device == c10::DeviceType::CUDA && is_fused(choice);
-  return !has_tiles || suits(problem, std::string(asked_config(choice)), measured_m);
+  if (device != c10::DeviceType::CUDA) return true;
+  return suits(problem, is_fused(choice) ? std::string(asked_config(choice)) : "", measured_m);
 }
 
 std::string model_choice(Problem const& problem, c10::DeviceType device) {

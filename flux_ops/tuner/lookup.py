@@ -11,7 +11,6 @@ from flux_ops.tuner.cache import Build, CacheError, Entry, Product, bucket, read
 
 SHIPPED = pathlib.Path(__file__).parent / "caches"
 MOST_OCTAVES = 1.0  # how far the M of an entry may be from the one that is asked for
-FEW_ROWS = 512  # up to so many there are kernels of their own: an entry of one side says nothing of the other
 
 
 def device_name(kind: str, index: int = -1) -> str:
@@ -104,8 +103,7 @@ class Caches:
 
 
 def _is_near(m: int, wanted: int) -> bool:
-    octaves = abs(math.log2(bucket(m) / bucket(wanted)))
-    return octaves <= MOST_OCTAVES and (m <= FEW_ROWS) == (wanted <= FEW_ROWS)
+    return abs(math.log2(bucket(m) / bucket(wanted))) <= MOST_OCTAVES
 
 
 def by_family(entries: Iterable[Entry]) -> dict[tuple, dict[int, Entry]]:

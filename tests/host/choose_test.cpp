@@ -213,7 +213,10 @@ void a_choice_suits_rows_that_fill_its_tiles() {
       {Op::kGemmRs, "p128x128_2x1/n2/p2", 1024, 514, false},
       {Op::kGemmAr, "c128x256_2x1/m1/p1/s2", 1024, 1020, true},
       {Op::kGemmAr, "c128x256_2x1/m1/p1/s2", 1024, 516, false},
-      {Op::kGemmRs, "unknown", 1024, 514, true},  // refused elsewhere
+      {Op::kGemmRs, "p128x128_2x1/n2/p2", 1024, 512, false},  // where there are kernels for few rows
+      {Op::kGemmRs, "128x128", 512, 514, false},
+      {Op::kGemmRs, "", 1024, 514, true},
+      {Op::kGemmRs, "", 1024, 512, false},
   };
   for (auto const& c : kCases) {
     CHECK(suits(down_projection(c.op, c.m), c.config, c.measured) == c.expected, "%s of %ld for %ld", c.config,

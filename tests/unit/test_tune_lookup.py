@@ -40,7 +40,7 @@ def test_own_bucket_then_nearest_then_none(make, warnings):
     asked = {8192: "at 8192", 8000: "at 8192", 16384: "at 8192", 4500: "at 8192", 1100: "at 1024", 513: "at 1024"}
     for m, choice in asked.items():
         assert found(caches, m=m) == choice, m
-    assert found(caches, m=512) is None  # other kernels run there
+    assert found(caches, m=448) is None
     assert found(caches, m=18432 + 1) is None
     assert found(caches, m=4096) == "at 8192"  # as near as 2048: the larger one
     assert warnings == []
