@@ -181,9 +181,9 @@ __device__ __forceinline__ void few_rows_finish(Params const& p, typename Cfg::T
     CUTE_UNROLL
     for (int v = 0; v < Group; ++v) few_rows_write<Cfg>(p, place, group + v, words[v], turned);
   };
-  if (own != nullptr) {
-    CUTE_UNROLL  // what is in registers has no address
-        for (int group = 0; group < Transfer::kVectors; group += Group) finish(group);
+  if (own != nullptr) {  // what is in registers has no address
+    CUTE_UNROLL
+    for (int group = 0; group < Transfer::kVectors; group += Group) finish(group);
   } else {
     CUTE_NO_UNROLL
     for (int group = 0; group < Transfer::kVectors; group += Group) finish(group);
