@@ -213,9 +213,6 @@ inline double row_fill(Problem const& problem, FusedChoice const& choice) {
   return fill(rows, int64_t{shape.tile_m} * shape.cluster_m);
 }
 
-// Up to so many rows the time is that of reading the weight, whatever is in the tiles.
-constexpr int64_t kRowsAtNoCost = 128;
-
 // Whether what was measured with `measured_m` rows in all may stand for the problem: not where other kernels run, and a
 // configuration of `fused` only if it fills its tiles about as well. `config` is empty for the other strategies.
 inline bool suits(Problem const& problem, std::string const& config, int64_t measured_m) {
@@ -229,8 +226,11 @@ inline bool suits(Problem const& problem, std::string const& config, int64_t mea
   bool const as_full = row_fill(problem, choice) >= 0.9 * row_fill(measured, choice);
   if (!choice.is_few_rows()) return as_full;
   int64_t const tile_m = kFewRowsKernels[choice.few_rows].tile_m;
-  return ceil_div(m, tile_m) == ceil_div(measured_m, tile_m) && (as_full || m <= kRowsAtNoCost);
+  return as_full && ceil_div(m, tile_m) == ceil_div(measured_m, tile_m);
 }
+
+// Up to so many rows the time is that of reading the weight, whatever is in the tiles.
+constexpr int64_t kRowsAtNoCost = 128;
 
 // The share of what a kernel for few rows multiplies, with all SMs in each of its turns, that is of the product.
 inline double few_rows_use(Problem const& problem, FewRowsRow const& row) {
