@@ -6,10 +6,11 @@
     python examples/train_tp.py --device cpu --world 4 --tp 2
     torchrun --nproc-per-node 4 examples/train_tp.py
 
-Both models begin with the same weights and get the same tokens, so their losses must stay together. Rounding grows in a
-training until single losses of two right runs are some per cent apart, so a control runs along: plain PyTorch once
-more, with another order of sums. Up to each step the losses of flux and plain must never have been further apart than
-twice those of control and plain, or than 0.01 %. The losses, the times of the steps and what ran are written as JSON;
+Both models begin with the same weights and get the same tokens, so their losses must stay together: within 0.01 %
+on CPUs (float32), 2 % on GPUs (products in bfloat16, weights and their updates in float32). A control runs along, plain
+PyTorch once more with another order of sums: up to each step flux may also not have gone further from plain than twice
+as far as the control, or than 0.01 %. Rounding grows in a training, so a long one on GPUs may end beyond 2 %: how far
+the control went says whether two right runs do. The losses, the times of the steps and what ran are written as JSON;
 --plot draws them, with matplotlib.
 """
 
@@ -37,7 +38,9 @@ from flux_ops.bench import report
 
 LIMIT_S = 540
 MODELS = {**LAYERS, "control": control}
-TIMES_CONTROL, LEAST_ALLOWED = 2, 1e-4  # of the difference of the losses, relative to the loss
+# Of the difference of the losses, relative to the loss.
+TOLERANCE = {"cpu": 1e-4, "cuda": 2e-2}
+TIMES_CONTROL, LEAST_ALLOWED = 2, 1e-4
 WARMUP = 5
 
 
@@ -136,9 +139,13 @@ def largest_so_far(losses, wants):
     return list(itertools.accumulate((abs(a - b) / b for a, b in zip(losses, wants, strict=True)), max))
 
 
-def stay_together(apart, noise):
-    """Whether two curves never differ by more than the noise explains; both as largest_so_far gives them."""
-    return all(a <= max(TIMES_CONTROL * n, LEAST_ALLOWED) for a, n in zip(apart, noise, strict=True))
+def stay_together(apart, noise, tolerance):
+    """Whether two curves never differ by more than the tolerance, nor by more than the noise explains; both are as
+    largest_so_far gives them.
+    """
+    return apart[-1] <= tolerance and all(
+        a <= max(TIMES_CONTROL * n, LEAST_ALLOWED) for a, n in zip(apart, noise, strict=True)
+    )
 
 
 def summary(place, args, config, setting, tp, runs):
@@ -149,6 +156,7 @@ def summary(place, args, config, setting, tp, runs):
         layers: [max(ranks) for ranks in zip(*place.everyone(run.seconds), strict=True)] for layers, run in runs.items()
     }
     times = {layers: 1e3 * statistics.median(seconds[WARMUP:] or seconds) for layers, seconds in slowest.items()}
+    tolerance = TOLERANCE[place.device.type]
     tenth = max(setting.steps // 10, 1)
     first, last = (statistics.fmean(part) for part in (losses["flux"][:tenth], losses["flux"][-tenth:]))
     return {
@@ -158,11 +166,12 @@ def summary(place, args, config, setting, tp, runs):
         "losses": losses,
         "largest_difference": apart[-1],
         "largest_of_control": noise[-1],
+        "tolerance": tolerance,
         "first_loss": first,
         "last_loss": last,
         "step_ms": times,
         "ran": {" ".join(how): calls for how, calls in flux_ops.dispatch_counts().items()},
-        "fine": stay_together(apart, noise) and last < first,
+        "fine": stay_together(apart, noise, tolerance) and last < first,
     }
 
 
@@ -172,7 +181,7 @@ def show(place, document):
     place.say(f"loss: {document['first_loss']:.3f} at first, {document['last_loss']:.3f} at last")
     place.say(
         f"largest difference from plain: flux {document['largest_difference']:.1e} of the loss, control "
-        f"{document['largest_of_control']:.1e}"
+        f"{document['largest_of_control']:.1e}, allowed {document['tolerance']:.0e}"
     )
     place.say(
         f"step, median: plain {times['plain']:.1f} ms, flux {times['flux']:.1f} ms: "

@@ -98,7 +98,7 @@ def efficiency(times, name):
 
 
 def link_ms(document, row):
-    """The time in which what a rank sends passes its link: (TP - 1) / TP of x or of y, and for gemm_ar of y twice."""
+    """The time of the least that a rank sends on its link: (TP - 1) / TP of x or of y, and for gemm_ar of y twice."""
     world, size = document["environment"]["tp"], getattr(torch, document["dtype"]).itemsize
     sent = (world - 1) / world * row["M"] * row["H"] * size * (2 if row["op"] == "gemm_ar" else 1)
     return sent / LINK_GBS / 1e6
@@ -167,7 +167,7 @@ def full_table(document, op, mode):
     heads = ["shape", "M", "H", "I", "link", *names, *(f"E {name}" for name in ours_of(names))]
     meta = document["environment"]
     title = f"{op} ({TITLES[op]}), {mode}, TP = {meta['tp']}, {meta['card']}: ms, median ± half the interquartile range"
-    footnotes = [f"  link: what a rank sends, at {LINK_GBS} GB/s"]
+    footnotes = [f"  link: the least that a rank sends, at {LINK_GBS} GB/s"]
     footnotes += [f"  [{i + 1}] {note}" for i, note in enumerate(notes)]
     return "\n".join([title, *aligned(heads, body), *footnotes])
 
