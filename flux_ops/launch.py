@@ -7,7 +7,6 @@ import datetime
 import faulthandler
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -52,10 +51,10 @@ def under_launcher():
 def run_ranks(world, limit_s, command=None):
     """Run `command`, by default this very one, as `world` ranks. Returns the exit status; no rank is left behind."""
     command = command or [sys.executable, *sys.argv]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    # The ranks' store is served here, at a port that the system picks: one that is free now may not be free for rank 0.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    shared["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # how torchrun says so
     if world > 1:
         shared.setdefault("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
     ranks = [

@@ -130,6 +130,7 @@ inline FusedChoice many_rows_choice(Problem const& problem, int sections) {
 
 constexpr int64_t kFewRowsAtMost = 512;  // of which the kernels for few rows may pay
 constexpr int64_t kFewRowsFirst = 256;   // up to so many they are faster than those of ag_gemm and gemm_rs for many
+constexpr double kFullTiles = 0.8;       // the least row_fill at which the kernels for many rows pay
 
 // The kernels for few rows that are worth a measurement, the fastest first: those whose tile is the least that holds
 // all rows, or one of the two largest where more rows than one of these are there.
@@ -157,6 +158,16 @@ inline std::vector<int> few_rows_order(Problem const& problem) {
   return order;
 }
 
+// The share of the rows of a choice's tiles that are rows of the product; those of a chunk for many rows.
+inline double row_fill(Problem const& problem, FusedChoice const& choice) {
+  auto const fill = [](int64_t rows, int64_t tile) { return double(rows) / double(round_up(rows, tile)); };
+  if (choice.is_few_rows()) return fill(total_rows(problem), kFewRowsKernels[choice.few_rows].tile_m);
+  TileShape const shape = kKernels[choice.many_rows.kernel].config.shape;
+  bool const ar = problem.op == Op::kGemmAr;
+  int64_t const rows = ar ? section_problem(problem, choice.many_rows.sections).rows : problem.rows;
+  return fill(rows, int64_t{shape.tile_m} * shape.cluster_m);
+}
+
 // What is worth a measurement, the model's choice first.
 inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
   std::vector<FusedChoice> candidates;
@@ -175,7 +186,8 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
     }
   };
   if (problem.op != Op::kGemmAr) {
-    bool const few_first = total_rows(problem) <= kFewRowsFirst;
+    FusedChoice const many{-1, choose_launch(problem), {}};
+    bool const few_first = total_rows(problem) <= kFewRowsFirst || row_fill(problem, many) < kFullTiles;
     if (few_first) add_few_rows();
     for (LaunchChoice const& launch : launch_candidates(problem)) add({-1, launch, {}});
     if (!few_first) add_few_rows();
@@ -201,16 +213,6 @@ inline bool find_fused_choice(Problem const& problem, FusedChoice* choice) {
   std::vector<FusedChoice> const candidates = fused_candidates(problem);
   if (!candidates.empty()) *choice = candidates.front();
   return !candidates.empty();
-}
-
-// The share of the rows of a choice's tiles that are rows of the product; those of a chunk for many rows.
-inline double row_fill(Problem const& problem, FusedChoice const& choice) {
-  auto const fill = [](int64_t rows, int64_t tile) { return double(rows) / double(round_up(rows, tile)); };
-  if (choice.is_few_rows()) return fill(total_rows(problem), kFewRowsKernels[choice.few_rows].tile_m);
-  TileShape const shape = kKernels[choice.many_rows.kernel].config.shape;
-  bool const ar = problem.op == Op::kGemmAr;
-  int64_t const rows = ar ? section_problem(problem, choice.many_rows.sections).rows : problem.rows;
-  return fill(rows, int64_t{shape.tile_m} * shape.cluster_m);
 }
 
 // Whether what was measured with `measured_m` rows in all may stand for the problem: not where other kernels run, and a
@@ -252,7 +254,7 @@ inline std::string why_sequence_is_faster(Problem const& problem) {
   }
   bool const ar = problem.op == Op::kGemmAr;
   std::string const slower = why_fused_is_slower(ar ? section_problem(problem, first.many_rows.sections) : problem);
-  if (!slower.empty() || row_fill(problem, first) >= 0.8) return slower;
+  if (!slower.empty() || row_fill(problem, first) >= kFullTiles) return slower;
   return m + "the tiles of a rank's rows half empty";
 }
 

@@ -5,8 +5,8 @@
 //                            piece to its owner when all its tiles are counted
 //   tile of the own chunk    y = sum of the partials in rank order, in fp32, the own one unrounded, + bias; then the
 //                            stock store. A warp beside the one that feeds the mainloop waits for the tile's piece from
-//                            each peer and brings the partials to shared memory, a vector of all threads at a time,
-//                            while the tensor cores still work on the tile
+//                            each peer and brings the partials to shared memory, a vector or two of all threads at a
+//                            time, while the tensor cores still work on the tile
 //
 // Both ends run the same kernel, so a tile travels as raw fragments [vector][thread], 16 bytes each: every store and
 // load is coalesced, and the owner's loads land on its own accumulators.
@@ -16,8 +16,8 @@
 #include "cutlass/cutlass.h"
 #include "cutlass/epilogue/collective/collective_builder.hpp"
 #include "cutlass/numeric_conversion.h"
-#include "cutlass/pipeline/pipeline.hpp"
 #include "kernels/bias_epilogue.cuh"
+#include "kernels/partials_pipeline.cuh"
 #include "schedule/ar_schedule.hpp"
 #include "schedule/chunk_order.hpp"
 #include "schedule/tile_order.hpp"
@@ -53,17 +53,20 @@ class RsEpilogue : public Stock_ {
   static constexpr int kAccumulators = cute::size<0>(TileShapeMNK{}) * cute::size<1>(TileShapeMNK{}) / Threads;
   static constexpr int kVectors = kAccumulators / 8;  // 16-byte vectors of a thread
   static constexpr int kVectorBytes = Threads * 16;
-  static constexpr int kSlots = (16 << 10) / kVectorBytes;  // vectors brought ahead: 16 KB hide the memory's latency
+  static constexpr int kSlotBytes = 4 << 10;                  // partials of one source, brought by one copy
+  static constexpr int kPerSlot = kSlotBytes / kVectorBytes;  // vectors
+  static constexpr int kPerTile = kVectors / kPerSlot;        // slots that a tile fills for each source
+  static constexpr int kSlots = 4;                            // 16 KB hide the memory's latency
   static constexpr int64_t kTileBytes =
       rs_tile_bytes(cute::size<0>(TileShapeMNK{}), cute::size<1>(TileShapeMNK{}), sizeof(ElementD));
   static_assert(kTileBytes == int64_t{kVectors} * kVectorBytes, "a tile is its fragments, nothing else");
-  static_assert(kVectors % kSlots == 0, "the partials of every tile begin in the first slot");
+  static_assert(kVectors % kPerSlot == 0, "a tile fills whole slots");
 
-  using LoadPipeline = cutlass::PipelineTransactionAsync<kSlots>;
+  using LoadPipeline = PartialsPipeline<kSlots>;
   using LoadPipelineState = cutlass::PipelineState<kSlots>;
   using PipelineStorage = typename LoadPipeline::SharedStorage;
   struct TensorStorage : Stock::TensorStorage {
-    alignas(128) uint4 partials[kSlots][Threads];
+    alignas(128) uint4 partials[kSlots][kPerSlot][Threads];
   };
   struct SharedStorage {
     TensorStorage tensors;
@@ -84,7 +87,7 @@ class RsEpilogue : public Stock_ {
     Params params;
     static_cast<typename Stock::Params&>(params) =
         Stock::to_underlying_arguments(own_chunks(problem, args.transport), args, workspace);
-    params.tma_transaction_bytes = kVectorBytes;
+    params.tma_transaction_bytes = kSlotBytes;
     params.bias = args.bias;
     params.transport = args.transport;
     return params;
@@ -110,25 +113,9 @@ class RsEpilogue : public Stock_ {
       wait_signal(t.wait, t.arrived + lane * kMaxPieces + piece, lane, piece, int(m), int(n));
     }
     __syncwarp();
-    bool const issues = cute::elect_one_sync();
-    if (issues) fence_async_proxy();
-    CUTLASS_PRAGMA_NO_UNROLL
-    for (int v = 0; v < kVectors; ++v) {
-      CUTLASS_PRAGMA_NO_UNROLL
-      for (int source = 0; source < t.world; ++source) {
-        if (source == t.rank) continue;
-        pipeline.producer_acquire(state);
-        if (issues) {
-          pipeline.producer_expect_transaction(state);
-          uint8_t const* from =
-              t.staged + t.offset(rs_slot(t.rank, t.world, source), section, position, kTileBytes) + v * kVectorBytes;
-          cute::SM90_BULK_COPY_G2S::copy(from, pipeline.producer_get_barrier(state), storage.partials[state.index()],
-                                         kVectorBytes);
-        }
-        pipeline.producer_commit(state);
-        ++state;
-      }
-    }
+    if (cute::elect_one_sync()) fill(pipeline, state, t.offset(0, section, position, kTileBytes), storage);
+    __syncwarp();
+    state.advance(kPerTile * (t.world - 1));
     return state;
   }
 
@@ -176,6 +163,31 @@ class RsEpilogue : public Stock_ {
 
  private:
   using Vector = cutlass::Array<ElementD, 8>;
+
+  // Run by one thread. `tile`: the offset of the tile in the first staging slot. Only what changes from copy to copy is
+  // computed in the loops: they are the way of every partial.
+  CUTLASS_DEVICE void fill(LoadPipeline& pipeline, LoadPipelineState state, int64_t tile,
+                           TensorStorage& storage) const {
+    RsTransport const& t = params_.transport;
+    int64_t const slot_bytes = t.offset(1, 0, 0, kTileBytes);
+    int64_t const of_rank_0 = rs_slot(t.rank, t.world, 0) * slot_bytes;  // from there on around the ring of the slots
+    fence_async_proxy();
+    uint8_t const* from = t.staged + tile;
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int i = 0; i < kPerTile; ++i, from += kSlotBytes) {
+      int64_t slot = of_rank_0;
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int source = 0; source < t.world; ++source) {
+        if (source == t.rank) {
+          slot = 0;  // of the rank after this one
+          continue;
+        }
+        pipeline.fill(state, from + slot, storage.partials[state.index()], kSlotBytes);
+        slot += slot_bytes;
+        ++state;
+      }
+    }
+  }
 
   // The batch mode of the stock epilogue is the own chunks alone, by section.
   template <class ProblemShape>
@@ -240,33 +252,37 @@ class RsEpilogue : public Stock_ {
                                    TensorStorage& storage) {
     RsTransport const& t = params_.transport;
     int const tiles_before = own_tiles_before(section, at);  // whose vectors load() has brought already
-    uint32_t const before = uint32_t(tiles_before) * kVectors * (t.world - 1);
+    uint32_t const before = uint32_t(tiles_before) * kPerTile * (t.world - 1);
     LoadPipelineState state{int(before % kSlots), before / kSlots % 2, before};
     CUTLASS_PRAGMA_UNROLL
-    for (int v = 0; v < kVectors; ++v) {
-      float sum[8] = {};
-      CUTLASS_PRAGMA_NO_UNROLL
-      for (int source = 0; source < t.world; ++source) {
-        if (source == t.rank) {
-          CUTLASS_PRAGMA_UNROLL
-          for (int i = 0; i < 8; ++i) sum[i] += acc(v * 8 + i);
-          continue;
-        }
+    for (int v = 0; v < kVectors; v += kPerSlot) {
+      // The next slot's values, each to its accumulator of the group or to the sum that stands in for it.
+      auto const take = [&](auto const& add) {
         pipeline.consumer_wait(state);
-        accumulate(sum, storage.partials[state.index()][thread_idx]);
+        CUTLASS_PRAGMA_UNROLL
+        for (int u = 0; u < kPerSlot; ++u) {
+          cutlass::Array<float, 8> const values = unpack(storage.partials[state.index()][u][thread_idx]);
+          CUTLASS_PRAGMA_UNROLL
+          for (int i = 0; i < 8; ++i) add(u * 8 + i, values[i]);
+        }
         pipeline.consumer_release(state);
         ++state;
-      }
+      };
+      float sum[kPerSlot * 8] = {};
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int source = 0; source < t.rank; ++source) take([&](int i, float value) { sum[i] += value; });
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 8; ++i) acc(v * 8 + i) = sum[i];
+      for (int i = 0; i < kPerSlot * 8; ++i) acc(v * 8 + i) = sum[i] + acc(v * 8 + i);
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int source = t.rank + 1; source < t.world; ++source) {
+        take([&](int i, float value) { acc(v * 8 + i) += value; });
+      }
     }
   }
 
-  CUTLASS_DEVICE static void accumulate(float (&sum)[8], uint4 const& vector) {
+  CUTLASS_DEVICE static cutlass::Array<float, 8> unpack(uint4 const& vector) {
     cutlass::NumericArrayConverter<float, ElementD, 8> convert;
-    cutlass::Array<float, 8> const values = convert(reinterpret_cast<Vector const&>(vector));
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 8; ++i) sum[i] += values[i];
+    return convert(reinterpret_cast<Vector const&>(vector));
   }
 
   Params const& params_;

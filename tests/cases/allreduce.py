@@ -22,10 +22,10 @@ M = (0, 1, 2, 3, 5, 7, 8, 9, 16, 17, 64, 127, 128, 129, 257, 1000)
 NK = {"cpu": ((64, 64), (72, 40), (7, 3), (200, 136)), "cuda": ((256, 512), (72, 40), (1032, 2056), (8192, 1024))}
 
 
-def strategies(ctx, m=FEW_ROWS):
-    """ "fused" and every configuration that the backend offers for a product of M rows; none where it has none."""
+def strategies(ctx, m=FEW_ROWS, n=256, k=256):
+    """ "fused" and every configuration that the backend offers for a product of these sizes; none where it has none."""
     core = extension.module
-    fused = [c for c in core.candidates(OP, ctx.device.type, ctx.world, m, 256, 256, "bfloat16", False) if ":" in c]
+    fused = [c for c in core.candidates(OP, ctx.device.type, ctx.world, m, n, k, "bfloat16", False) if ":" in c]
     # With two ranks the tuner need not try it: it sends as much as the one-shot form, and takes longer.
     two_shots = [c.replace("/one-shot", "/two-shot") for c in fused if ctx.is_cuda and c.endswith("/one-shot")]
     fused = list(dict.fromkeys([*fused, *two_shots]))
@@ -44,7 +44,7 @@ def every_row_count(ctx):
     cells = [(m, n, k) for m in M for n, k in NK[ctx.device.type]]
     rng.shuffle(cells)
     for m, n, k in cells:
-        for strategy in (*strategies(ctx, max(m, 1)), "auto", "sequential"):
+        for strategy in (*strategies(ctx, max(m, 1), n, k), "auto", "sequential"):
             options = {
                 "dtype": rng.choice((BF16, FP16)),
                 "layout": rng.choice(("nk", "kn")) if takes_transposed(ctx, strategy) else "nk",
@@ -91,7 +91,8 @@ def errors_against_fp64(ctx, dtype):
 def poisoned(ctx):
     """Each form on sizes that it takes; the last of the usual ones is for many rows."""
     cells = poisoned_workspace(ctx, OP, strategies(ctx, 129), ((40, 72, 64), (129, 264, 136), (8, 24, 264)))
-    return cells + poisoned_workspace(ctx, OP, strategies(ctx, 4096), ((4096, 264, 136),))
+    many = 2048 * ctx.world  # a multiple of TP x sections
+    return cells + poisoned_workspace(ctx, OP, strategies(ctx, many), ((many, 264, 136),))
 
 
 def always_late(ctx, laggard, slow_s):
@@ -112,7 +113,7 @@ def mixed(ctx, rounds, slow_s):
         m = rng.choice(M[1:])
         n, k = rng.choice(NK[ctx.device.type][-1:] if ctx.is_cuda else NK["cpu"])
         case = Case(op, m if op == OP else max(m // ctx.world, 1), n, k, seed=turn)
-        strategy = rng.choice(strategies(ctx, m)) if op == OP else "fused"
+        strategy = rng.choice(strategies(ctx, m, n, k) or ["auto"]) if op == OP else "fused"
         operands = make(ctx, case)
         slow = turn // 4 % ctx.world == ctx.rank
         if slow and turn % 4 == 0:

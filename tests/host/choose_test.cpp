@@ -188,6 +188,16 @@ void few_rows_have_kernels_of_their_own() {
   }
 }
 
+// 512 rows are 128 for each of four ranks: half a tile of the kernels for many rows.
+void few_rows_of_a_rank_have_them_too() {
+  for (Op op : {Op::kAgGemm, Op::kGemmRs}) {
+    Problem const p = problem_of(op, 4, 128, 8192, 7168);
+    CHECK(fused_candidates(p).front().is_few_rows(), "%s", op_name(op));
+    CHECK(why_sequence_is_faster(p).empty(), "%s", op_name(op));
+    CHECK(!fused_candidates(problem_of(op, 2, 256, 8192, 14336)).front().is_few_rows(), "%s", op_name(op));
+  }
+}
+
 // llama3.1-70b at TP = 2.
 Problem down_projection(Op op, int64_t m) { return problem_of(op, 2, rows_of(op, 2, m), 8192, 14336); }
 
@@ -297,6 +307,7 @@ int main(int argc, char** argv) {
       TEST(sections_stay_within_the_bound),
       TEST(fused_candidates_run_and_are_read_back),
       TEST(few_rows_have_kernels_of_their_own),
+      TEST(few_rows_of_a_rank_have_them_too),
       TEST(a_choice_suits_rows_that_fill_its_tiles),
       TEST(half_empty_tiles_are_left_to_the_sequence),
       TEST(predictions_are_those_of_the_model),

@@ -1,0 +1,42 @@
+#pragma once
+// How partials come to shared memory: one thread fills the slots by bulk copies, the warps that hold a tile empty them.
+// The barriers count one arrival of the filling thread and one of each warp; those of CUTLASS's pipeline count threads,
+// and so many arrivals at one word of shared memory take longer than the copies.
+
+#include "cutlass/pipeline/pipeline.hpp"
+
+namespace flux {
+
+template <int Slots>
+class PartialsPipeline : public cutlass::PipelineTransactionAsync<Slots> {
+ public:
+  using Base = cutlass::PipelineTransactionAsync<Slots>;
+  using typename Base::Params;
+  using typename Base::PipelineState;
+  using typename Base::SharedStorage;
+
+  CUTLASS_DEVICE PartialsPipeline(SharedStorage& storage, Params const& params) : Base(storage, per_warp(params)) {}
+
+  // Called by one thread: brings `bytes`, which are those of a slot, when the slot is empty.
+  CUTLASS_DEVICE void fill(PipelineState const& state, void const* from, void* to, int bytes) {
+    Base::producer_acquire(state);
+    Base::producer_expect_transaction(state);
+    cute::SM90_BULK_COPY_G2S::copy(from, Base::producer_get_barrier(state), to, bytes);
+    Base::producer_commit(state);
+  }
+
+  // Called by whole warps.
+  CUTLASS_DEVICE void consumer_release(PipelineState const& state) {
+    __syncwarp();
+    if (cute::elect_one_sync()) Base::consumer_release(state);
+  }
+
+ private:
+  CUTLASS_DEVICE static Params per_warp(Params params) {
+    params.producer_arv_count = 1;
+    params.consumer_arv_count /= cutlass::NumThreadsPerWarp;
+    return params;
+  }
+};
+
+}  // namespace flux
