@@ -13,7 +13,7 @@ from flux_ops.config import settings
 from flux_ops.rendezvous import Members, Site
 from flux_ops.tuner.cache import Build, Product
 from flux_ops.tuner.lookup import Caches, device_name, shipped_paths
-from flux_ops.workspace import Workspace
+from flux_ops.workspace import Needs, Workspace
 
 _warned: set[str] = set()
 _INSIDE = tuple(os.path.join(os.path.dirname(file), "") for file in (__file__, torch.__file__))
@@ -85,14 +85,14 @@ class Hooks:
                 raise ValueError(f"{site}: {error}") from None
         return self._connections[key]
 
-    def grow(self, site, device, region_bytes: int, send_bytes: int) -> None:
+    def grow(self, site, device, needs: Needs) -> None:
         site, (kind, index) = Site(site), device
         key = site.state_id, kind
         if key not in self._workspaces:
             where = torch.device(kind, index) if kind == "cuda" else torch.device(kind)
             self._workspaces[key] = Workspace(self._core, self._of(site), where)
         with self._broken_by_timeout(site):
-            self._workspaces[key].grow(site, region_bytes, send_bytes)
+            self._workspaces[key].grow(site, needs)
 
     def explain_timeout(self, site) -> str:
         site = Site(site)

@@ -245,7 +245,7 @@ def prepare(
         return
     ops = (op,) if op else OPS
     needs = [_core.workspace_needs(one, device.type, world, max_m, n, k, name) for one in ops]
-    _hooks.grow(site, where, max(region for region, _ in needs), max(send for _, send in needs))
+    _hooks.grow(site, where, tuple(map(max, zip(*needs, strict=True))))
 
 
 def destroy(group: dist.ProcessGroup | None = None) -> None:

@@ -15,6 +15,8 @@ import torch
 from flux_ops.rendezvous import Members, Site
 from flux_ops.symmetric import rendezvous
 
+Needs = tuple[int, int, int]  # bytes of a region, of the send buffer, of a parity's slots (WorkspaceNeeds)
+
 _GRANULE = 2 << 20
 
 
@@ -109,34 +111,34 @@ class Workspace:
         self._core = core
         self.members = members
         self.device = device
-        self.region_bytes = self.send_bytes = 0
+        self.size: Needs = (0, 0, 0)
         self.block: HostBlock | DeviceBlock | None = None
         self._kept = []  # blocks whose addresses live on in CUDA graphs
 
-    def grow(self, site: Site, region_bytes: int, send_bytes: int) -> None:
+    def grow(self, site: Site, needs: Needs) -> None:
         """Collective: makes the workspace at least this large. What it held is lost, which no call relies on."""
-        region_bytes = max(self.region_bytes, _round_up(max(region_bytes, 1)))
-        send_bytes = max(self.send_bytes, _round_up(send_bytes))
-        if (region_bytes, send_bytes) == (self.region_bytes, self.send_bytes):
+        region, send, slots = needs
+        size = tuple(map(max, self.size, map(_round_up, (max(region, 1), send, slots))))
+        if size == self.size:
             return
-        wanted = f"{region_bytes} and {send_bytes} bytes"
+        wanted = "regions of {} bytes, a send buffer of {} and slots of {}".format(*size)
         answers = self.members.exchange(site, f"grow/{site.call}/size", wanted)
         if any(answer != wanted for answer in answers):
             listed = "; ".join(f"rank {rank}: {answer}" for rank, answer in enumerate(answers))
             raise ValueError(f"{site}: the ranks need workspaces of unlike sizes, so they make unlike calls ({listed})")
         if self.block is not None:
             self._retire(site)
-        total_bytes = self._core.workspace_total_bytes(region_bytes, send_bytes)
+        total_bytes = self._core.workspace_total_bytes(size)
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
-                block = DeviceBlock(self.members, site, total_bytes, self._core.workspace_slots(), self.device)
+                block = DeviceBlock(self.members, site, total_bytes, self._core.workspace_slots(size), self.device)
         else:
             block = HostBlock(self.members, site, total_bytes)
         index = self.device.index if self.device.type == "cuda" else -1
         name = self.members.group_name
-        self._core.attach_workspace(name, self.device.type, index, block.bases, region_bytes, send_bytes)
+        self._core.attach_workspace(name, self.device.type, index, block.bases, size)
         old, self.block = self.block, block
-        self.region_bytes, self.send_bytes = region_bytes, send_bytes
+        self.size = size
         if old is not None and old not in self._kept:
             old.close()
 
@@ -155,8 +157,8 @@ class Workspace:
         """
         if self.block is None:
             return
-        begin = self._core.workspace_region_offset(self.region_bytes, self.send_bytes, 0)
-        self.block.fill(begin, begin + 2 * self.region_bytes, byte)
+        begin = self._core.workspace_region_offset(self.size, 0)
+        self.block.fill(begin, begin + 2 * self.size[0], byte)
 
     def destroy(self) -> None:
         if self.device.type == "cuda" and torch.cuda.is_initialized():
@@ -165,7 +167,7 @@ class Workspace:
             self.block.close()
         self.block = None
         self._kept.clear()
-        self.region_bytes = self.send_bytes = 0
+        self.size = (0, 0, 0)
 
 
 def _raise_first_error(site: Site, errors: list[str]) -> None:

@@ -14,9 +14,8 @@ namespace flux::cuda {
 namespace {
 
 WorkspaceLayout layout_of(Problem const& problem) {
-  if (problem.op == Op::kAgGemm) return make_workspace_layout(0, 0);
-  WorkspaceNeeds const needs = workspace_needs(problem);
-  return make_workspace_layout(needs.region_bytes, needs.send_bytes);
+  if (problem.op == Op::kAgGemm) return make_workspace_layout({});
+  return make_workspace_layout(workspace_needs(problem));
 }
 
 }  // namespace

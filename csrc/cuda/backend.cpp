@@ -76,18 +76,19 @@ std::string config_names() {
 }
 
 WorkspaceNeeds workspace_needs(Problem const& problem) {
-  if (problem.op == Op::kGemmAr) return {ar_region_bytes_at_most(problem), ar_send_bytes_at_most(problem)};
+  int64_t const slots = exchange_bytes_at_most(problem);
+  if (problem.op == Op::kGemmAr) return {ar_region_bytes_at_most(problem), ar_send_bytes_at_most(problem), slots};
   if (problem.op == Op::kAgGemm) {
-    return {ag_region_bytes(problem.world, problem.rows, problem.k, element_size(problem.dtype)), 0};
+    return {ag_region_bytes(problem.world, problem.rows, problem.k, element_size(problem.dtype)), 0, 0};
   }
   int64_t const bytes = largest_rs_region_bytes(problem);
-  return {bytes, bytes};
+  return {bytes, bytes, slots};
 }
 
 WorkspaceNeeds decomposed_needs(Problem const& problem) {
   if (problem.op == Op::kAgGemm) return workspace_needs(problem);
   int64_t const bytes = rs_chunks_bytes(problem);
-  return {bytes, bytes};
+  return {bytes, bytes, 0};
 }
 
 std::shared_ptr<LaunchPlan const> make_launch_plan(Problem const& problem) {

@@ -29,8 +29,9 @@ void run_few_rows(Problem const& problem, LaunchPlan const& plan, Operands const
   for (int r = 0; r < problem.world; ++r) {
     args.exchange.words[r] = reinterpret_cast<ExchangeWords*>(view.exchange(r));
     args.exchange.slots[r] = reinterpret_cast<uint32_t*>(
-        view.base[r] + (gathers ? WorkspaceLayout::gather_offset() : WorkspaceLayout::slots_offset()));
+        view.base[r] + (gathers ? view.layout.gather_offset() : WorkspaceLayout::slots_offset()));
   }
+  args.exchange.slots_bytes = view.layout.exchange_bytes;
   args.exchange.wait = workspace.begin_exchange(problem, info, stream);
   auto* const run = kFewRowsLaunchers[plan.few_rows].run[element_index(problem.dtype)];
   check(run(args, stream), "launching a kernel for few rows");

@@ -26,7 +26,7 @@ class Exchange {
       : args_(args),
         num_units_(num_units),
         signal_(signal),
-        base_(parity * (kExchangeBytes / 4) + thread * kVectorWords) {}
+        base_(parity * (args.slots_bytes / 4) + thread * kVectorWords) {}
 
   // Stores a partial into this rank's slot at every rank that adds it up, next rank first. This rank's own goes through
   // memory too if other threads add it up; all ranks add the same rounded values. `mask_of(rank)` has a bit for each

@@ -11,7 +11,8 @@ namespace flux {
 struct ExchangeArgs {
   int rank, world;
   ExchangeForm form;
-  uint32_t* slots[kMaxWorld];  // exchange area of parity 0 at each rank; kGather: the gathered operand's
+  uint32_t* slots[kMaxWorld];  // of parity 0 at each rank; kGather: where the operand is gathered
+  int64_t slots_bytes;         // of a parity
   ExchangeWords* words[kMaxWorld];
   uint64_t digest;
   SignalWait wait;

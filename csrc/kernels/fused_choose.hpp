@@ -69,6 +69,29 @@ inline Problem section_problem(Problem const& problem, int sections) {
   return chunk;
 }
 
+constexpr int64_t kFewRows = 512;  // up to so many the kernels for many rows leave most of their tiles empty
+
+// Up to so many the kernels for few rows may pay: of a gemm_ar they send each tile as soon as it is computed, those for
+// many rows a chunk of them.
+inline int64_t few_rows_at_most(Op op) { return op == Op::kGemmAr ? 4 * kFewRows : kFewRows; }
+
+// The two-shot form may have more than the least slots: they are twice as large as y, whatever the number of ranks.
+inline bool slots_may_grow(Problem const& problem, ExchangeForm form) {
+  return form == ExchangeForm::kTwoShot && total_rows(problem) <= few_rows_at_most(problem.op);
+}
+
+// Bytes of a parity's slots, whatever kernel runs and in what form; 0 if the least are enough. They grow with M.
+inline int64_t exchange_bytes_at_most(Problem const& problem) {
+  if (problem.op != Op::kGemmAr || problem.weight_transposed) return 0;
+  int64_t const rows = std::min(total_rows(problem), few_rows_at_most(problem.op));
+  int64_t most = 0;
+  for (FewRowsRow const& kernel : kFewRowsKernels) {
+    int64_t const m = round_up(rows, int64_t{kernel.tile_m});
+    most = std::max(most, kernel.slot_bytes(ExchangeForm::kTwoShot, m, problem.n, problem.world));
+  }
+  return most > kExchangeBytes ? most : 0;
+}
+
 // Why a choice can't run the problem, as the end of a sentence; empty if it can.
 inline std::string why_not_few_rows(Problem const& problem, FusedChoice const& choice) {
   if (problem.weight_transposed) return "the kernels for few rows take no transposed weight";
@@ -80,6 +103,11 @@ inline std::string why_not_few_rows(Problem const& problem, FusedChoice const& c
   if (problem.op == Op::kAgGemm) {
     if (m * problem.k * element_size(problem.dtype) <= kGatherBytes) return {};
     return too_large(std::to_string(m) + " rows of " + std::to_string(problem.k), kGatherBytes);
+  }
+  if (slots_may_grow(problem, choice.form)) return {};
+  if (choice.form == ExchangeForm::kTwoShot) {
+    return "the two-shot form of the kernels for few rows takes an M up to " +
+           std::to_string(few_rows_at_most(problem.op));
   }
   if (kernel.slot_bytes(choice.form, m, problem.n, problem.world) <= kExchangeBytes) return {};
   return too_large("partials of " + std::to_string(m) + " x " + std::to_string(problem.n) + " of " +
@@ -128,9 +156,10 @@ inline FusedChoice many_rows_choice(Problem const& problem, int sections) {
   return choice;
 }
 
-constexpr int64_t kFewRowsAtMost = 512;  // of which the kernels for few rows may pay
 constexpr int64_t kFewRowsFirst = 256;   // up to so many they are faster than those of ag_gemm and gemm_rs for many
-constexpr double kFullTiles = 0.8;       // the least row_fill at which the kernels for many rows pay
+constexpr double kFullTiles = 0.8;       // the least row_fill where the padding of tiles costs as much as rows do
+constexpr int64_t kRowsAtNoCost = 64;    // up to so many the time is that of the weight, whatever is in the tiles
+constexpr int64_t kRowsAtLowCost = 128;  // up to so many it is nearly so
 
 // The kernels for few rows that are worth a measurement, the fastest first: those whose tile is the least that holds
 // all rows, or one of the two largest where more rows than one of these are there.
@@ -138,7 +167,7 @@ inline std::vector<int> few_rows_order(Problem const& problem) {
   constexpr int kLarge = 128;
   std::vector<int> order;
   int64_t const m = total_rows(problem);
-  if (m > kFewRowsAtMost) return order;
+  if (m > few_rows_at_most(problem.op)) return order;
   int least = 2 * kLarge;
   for (FewRowsRow const& row : kFewRowsKernels) {
     if (row.tile_m >= m) least = std::min(least, row.tile_m);
@@ -168,6 +197,22 @@ inline double row_fill(Problem const& problem, FusedChoice const& choice) {
   return fill(rows, int64_t{shape.tile_m} * shape.cluster_m);
 }
 
+// The share of what a kernel for few rows multiplies, with all SMs in each of its turns, that is of the product.
+inline double few_rows_use(Problem const& problem, FewRowsRow const& row) {
+  int64_t const m = total_rows(problem), at_once = kNumSms / row.split_k;
+  int64_t const turns = ceil_div(row.num_tiles(m, problem.n), at_once);
+  return double(m) * double(problem.n) / (double(turns * at_once) * row.tile_m * row.tile_n);
+}
+
+// Whether a kernel for few rows is faster than the plain sequence, and for a gemm_ar than the kernels for many rows;
+// measured at TP = 2 (bench --study rows).
+inline bool few_rows_pay(Problem const& problem, int kernel) {
+  int64_t const m = total_rows(problem);
+  double const fill = row_fill(problem, {kernel, {}, {}});
+  if (m <= kRowsAtLowCost) return m <= kRowsAtNoCost || fill >= kFullTiles;
+  return few_rows_use(problem, kFewRowsKernels[kernel]) > 0.8 && fill >= 0.9;
+}
+
 // What is worth a measurement, the model's choice first.
 inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
   std::vector<FusedChoice> candidates;
@@ -193,7 +238,9 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
     if (!few_first) add_few_rows();
     return candidates;
   }
-  add_few_rows();
+  std::vector<int> const few = few_rows_order(problem);
+  bool const few_first = !few.empty() && (total_rows(problem) <= kFewRows || few_rows_pay(problem, few.front()));
+  if (few_first) add_few_rows();
   for (int const sections : {2, 4, 1}) {
     if (problem.rows % (int64_t{sections} * problem.world) != 0) continue;
     for (LaunchChoice launch : launch_candidates(section_problem(problem, sections))) {
@@ -204,6 +251,7 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
       add(choice);
     }
   }
+  if (!few_first) add_few_rows();
   return candidates;
 }
 
@@ -220,7 +268,9 @@ inline bool find_fused_choice(Problem const& problem, FusedChoice* choice) {
 inline bool suits(Problem const& problem, std::string const& config, int64_t measured_m) {
   int64_t const m = total_rows(problem);
   if (m == measured_m) return true;
-  if ((m <= kFewRowsAtMost) != (measured_m <= kFewRowsAtMost)) return false;
+  for (int64_t const most : {kFewRows, few_rows_at_most(problem.op)}) {
+    if ((m <= most) != (measured_m <= most)) return false;
+  }
   FusedChoice choice;
   if (!parse_fused_choice(problem.op, config, &choice)) return true;
   Problem measured = problem;
@@ -231,16 +281,6 @@ inline bool suits(Problem const& problem, std::string const& config, int64_t mea
   return as_full && ceil_div(m, tile_m) == ceil_div(measured_m, tile_m);
 }
 
-// Up to so many rows the time is that of reading the weight, whatever is in the tiles.
-constexpr int64_t kRowsAtNoCost = 128;
-
-// The share of what a kernel for few rows multiplies, with all SMs in each of its turns, that is of the product.
-inline double few_rows_use(Problem const& problem, FewRowsRow const& row) {
-  int64_t const m = total_rows(problem), at_once = kNumSms / row.split_k;
-  int64_t const turns = ceil_div(row.num_tiles(m, problem.n), at_once);
-  return double(m) * double(problem.n) / (double(turns * at_once) * row.tile_m * row.tile_n);
-}
-
 // Why the plain sequence is faster than the first candidate, or empty; measured at TP = 2 (bench --study rows).
 inline std::string why_sequence_is_faster(Problem const& problem) {
   std::vector<FusedChoice> const candidates = fused_candidates(problem);
@@ -248,9 +288,7 @@ inline std::string why_sequence_is_faster(Problem const& problem) {
   FusedChoice const& first = candidates.front();
   std::string const m = "M is " + std::to_string(total_rows(problem)) + ", which leaves ";
   if (first.is_few_rows()) {
-    bool const pays = total_rows(problem) <= kRowsAtNoCost ||
-                      (few_rows_use(problem, kFewRowsKernels[first.few_rows]) > 0.8 && row_fill(problem, first) >= 0.9);
-    return pays ? "" : m + "the tiles for few rows half empty";
+    return few_rows_pay(problem, first.few_rows) ? "" : m + "the tiles for few rows partly empty";
   }
   bool const ar = problem.op == Op::kGemmAr;
   std::string const slower = why_fused_is_slower(ar ? section_problem(problem, first.many_rows.sections) : problem);

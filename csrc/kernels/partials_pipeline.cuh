@@ -7,7 +7,7 @@
 
 namespace flux {
 
-template <int Slots>
+template <int Slots, int SlotBytes>
 class PartialsPipeline : public cutlass::PipelineTransactionAsync<Slots> {
  public:
   using Base = cutlass::PipelineTransactionAsync<Slots>;
@@ -17,11 +17,13 @@ class PartialsPipeline : public cutlass::PipelineTransactionAsync<Slots> {
 
   CUTLASS_DEVICE PartialsPipeline(SharedStorage& storage, Params const& params) : Base(storage, per_warp(params)) {}
 
-  // Called by one thread: brings `bytes`, which are those of a slot, when the slot is empty.
-  CUTLASS_DEVICE void fill(PipelineState const& state, void const* from, void* to, int bytes) {
+  static constexpr int kSlotBytes = SlotBytes;  // the params' transaction_bytes
+
+  // Called by one thread: brings the bytes of a slot, when it is empty.
+  CUTLASS_DEVICE void fill(PipelineState const& state, void const* from, void* to) {
     Base::producer_acquire(state);
     Base::producer_expect_transaction(state);
-    cute::SM90_BULK_COPY_G2S::copy(from, Base::producer_get_barrier(state), to, bytes);
+    cute::SM90_BULK_COPY_G2S::copy(from, Base::producer_get_barrier(state), to, SlotBytes);
     Base::producer_commit(state);
   }
 

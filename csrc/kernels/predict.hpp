@@ -32,7 +32,7 @@ inline std::string why_no_kernel(Problem const& problem) {
   if (!problem.config.empty()) {
     return "there is no configuration '" + problem.config + "' (one is '" + many.name(problem.op) + "')";
   }
-  FusedChoice const few{kNumFewRowsKernels - 1, {}, exchange_forms(problem.op).front()};
+  FusedChoice const few{kNumFewRowsKernels - 1, {}, exchange_forms(problem.op).back()};
   std::string const why_not_few = why_not_few_rows(problem, few);
   return (why_not_few.empty() ? "" : why_not_few + ", and ") + why_not_fused_choice(problem, many);
 }

@@ -60,9 +60,9 @@ class RsEpilogue : public Stock_ {
   static constexpr int64_t kTileBytes =
       rs_tile_bytes(cute::size<0>(TileShapeMNK{}), cute::size<1>(TileShapeMNK{}), sizeof(ElementD));
   static_assert(kTileBytes == int64_t{kVectors} * kVectorBytes, "a tile is its fragments, nothing else");
-  static_assert(kVectors % kPerSlot == 0, "a tile fills whole slots");
+  static_assert(kSlotBytes % kVectorBytes == 0 && kVectors % kPerSlot == 0, "a tile fills whole slots");
 
-  using LoadPipeline = PartialsPipeline<kSlots>;
+  using LoadPipeline = PartialsPipeline<kSlots, kSlotBytes>;
   using LoadPipelineState = cutlass::PipelineState<kSlots>;
   using PipelineStorage = typename LoadPipeline::SharedStorage;
   struct TensorStorage : Stock::TensorStorage {
@@ -182,7 +182,7 @@ class RsEpilogue : public Stock_ {
           slot = 0;  // of the rank after this one
           continue;
         }
-        pipeline.fill(state, from + slot, storage.partials[state.index()], kSlotBytes);
+        pipeline.fill(state, from + slot, storage.partials[state.index()]);
         slot += slot_bytes;
         ++state;
       }

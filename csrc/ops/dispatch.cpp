@@ -162,16 +162,16 @@ void ensure_workspace(Call& call, c10::Device device) {
     TORCH_CHECK_VALUE(on_device.index == device.index(), call.site.op, ": group '", call.state->name,
                       "' has its workspace on device ", int{on_device.index}, " but x is on ", device,
                       "; one process uses one device per group.");
-    WorkspaceLayout const& layout = on_device.view->layout;
-    if (layout.region_bytes >= needs.region_bytes && layout.send_bytes >= needs.send_bytes) return;
+    if (on_device.view->layout.covers(needs)) return;
   }
   TORCH_CHECK(!is_capturing(device), call.site.op, ": the workspace of group '", call.state->name,
-              "' is too small for this call (", needs.region_bytes,
-              " bytes are needed) and can't grow while a CUDA "
+              "' is too small for this call (", needs.region_bytes, " bytes of a region, ", needs.send_bytes,
+              " of the send buffer and ", needs.exchange_bytes,
+              " of slots are needed) and can't grow while a CUDA "
               "graph is captured. Call flux_ops.prepare(...) with the largest M before the capture.");
   hooks().grow(call.site, device, needs);
-  TORCH_CHECK(on_device.view && on_device.view->layout.region_bytes >= needs.region_bytes, call.site.op,
-              ": the workspace of group '", call.state->name, "' did not grow.");
+  TORCH_CHECK(on_device.view && on_device.view->layout.covers(needs), call.site.op, ": the workspace of group '",
+              call.state->name, "' did not grow.");
 }
 
 // A fault that an earlier call has met on the device breaks the group; nothing else tells the host of it.

@@ -120,7 +120,7 @@ bool drop_group(std::string const& group_name) {
 void forget_plans(std::string const& group_name) { group_state("forget_plans", group_name)->plans.clear(); }
 
 void attach_workspace(std::string const& group_name, c10::Device device, std::vector<uintptr_t> const& bases,
-                      int64_t region_bytes, int64_t send_bytes) {
+                      WorkspaceNeeds const& needs) {
   auto const state = group_state("attach_workspace", group_name);
   TORCH_CHECK(bases.size() == static_cast<size_t>(state->world) && state->world <= kMaxWorld,
               "attach_workspace: ", bases.size(), " blocks for a group of ", state->world, " ranks; at most ",
@@ -129,7 +129,7 @@ void attach_workspace(std::string const& group_name, c10::Device device, std::ve
   view.group_name = group_name;
   view.rank = state->rank;
   view.world = state->world;
-  view.layout = make_workspace_layout(region_bytes, send_bytes);
+  view.layout = make_workspace_layout(needs);
   for (size_t r = 0; r < bases.size(); ++r) view.base[r] = reinterpret_cast<std::byte*>(bases[r]);
 
   DeviceState& on_device = state->on(device.type());

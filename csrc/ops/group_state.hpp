@@ -36,7 +36,7 @@ struct Plan {
   Choice choice;
   std::string config;  // that runs, by name
   ChosenBy chosen_by = ChosenBy::kModel;
-  WorkspaceNeeds needs{0, 0};
+  WorkspaceNeeds needs;
 #if defined(FLUX_WITH_CUDA)
   std::shared_ptr<cuda::LaunchPlan const> launch;  // of the fused strategy on CUDA
 #endif
@@ -83,6 +83,6 @@ bool drop_group(std::string const& group_name);
 void forget_plans(std::string const& group_name);
 
 void attach_workspace(std::string const& group_name, c10::Device device, std::vector<uintptr_t> const& bases,
-                      int64_t region_bytes, int64_t send_bytes);
+                      WorkspaceNeeds const& needs);
 
 }  // namespace flux

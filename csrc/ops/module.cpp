@@ -42,6 +42,12 @@ c10::Device make_device(std::string const& type, int index) {
   return {type == "cuda" ? c10::DeviceType::CUDA : c10::DeviceType::CPU, static_cast<c10::DeviceIndex>(index)};
 }
 
+// WorkspaceNeeds, as Python keeps them.
+using NeedsTuple = std::tuple<int64_t, int64_t, int64_t>;
+WorkspaceNeeds make_needs(NeedsTuple const& needs) {
+  return {std::get<0>(needs), std::get<1>(needs), std::get<2>(needs)};
+}
+
 Op make_op(std::string const& op) {
   for (Op const one : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
     if (op == op_name(one)) return one;
@@ -101,30 +107,29 @@ void add_module_functions(py::module_& m) {
   });
   m.def("drop_group", &drop_group);
   m.def("attach_workspace", [](std::string const& group_name, std::string const& device_type, int device_index,
-                               std::vector<uintptr_t> const& bases, int64_t region_bytes, int64_t send_bytes) {
-    attach_workspace(group_name, make_device(device_type, device_index), bases, region_bytes, send_bytes);
+                               std::vector<uintptr_t> const& bases, NeedsTuple const& needs) {
+    attach_workspace(group_name, make_device(device_type, device_index), bases, make_needs(needs));
   });
   m.def("workspace_captured", [](std::string const& group_name, std::string const& device_type) {
     return group_state("workspace_captured", group_name)->on(make_device(device_type, 0).type()).is_captured();
   });
-  m.def("workspace_total_bytes", [](int64_t region_bytes, int64_t send_bytes) {
-    return make_workspace_layout(region_bytes, send_bytes).total_bytes();
-  });
+  m.def("workspace_total_bytes",
+        [](NeedsTuple const& needs) { return make_workspace_layout(make_needs(needs)).total_bytes(); });
   // (begin, end) of what holds 0xFF bytes while no call is under way.
-  m.def("workspace_slots", [] {
+  m.def("workspace_slots", [](NeedsTuple const& needs) {
     int64_t const begin = WorkspaceLayout::slots_offset();
-    return py::make_tuple(begin, begin + 2 * kExchangeBytes);
+    return py::make_tuple(begin, begin + 2 * make_workspace_layout(make_needs(needs)).exchange_bytes);
   });
-  m.def("workspace_region_offset", [](int64_t region_bytes, int64_t send_bytes, int parity) {
-    return make_workspace_layout(region_bytes, send_bytes).region_offset(parity);
+  m.def("workspace_region_offset", [](NeedsTuple const& needs, int parity) {
+    return make_workspace_layout(make_needs(needs)).region_offset(parity);
   });
-  // (region bytes, send bytes) that a product of m rows needs.
+  // (region bytes, send bytes, bytes of a parity's slots) that a product of m rows needs.
   m.def("workspace_needs", [](std::string const& op, std::string const& device_type, int world, int64_t m, int64_t n,
                               int64_t k, std::string const& dtype) {
     Problem const problem = make_problem(op, world, m, n, k, dtype, /*transposed=*/false);
     // The decomposed strategy needs no more than the fused one, whose tiles are padded.
     WorkspaceNeeds const needs = workspace_needs(problem, Strategy::kFused, make_device(device_type, 0).type());
-    return py::make_tuple(needs.region_bytes, needs.send_bytes);
+    return NeedsTuple{needs.region_bytes, needs.send_bytes, needs.exchange_bytes};
   });
   m.def(
       "decomposed_candidates", [](std::string const& op) { return decomposed_candidates(make_op(op)); },

@@ -80,12 +80,6 @@ inline uint64_t digest_of(Problem const& problem, Strategy strategy, bool has_bi
   return digest + static_cast<uint64_t>(call_idx);
 }
 
-// What a problem needs of the workspace.
-struct WorkspaceNeeds {
-  int64_t region_bytes;
-  int64_t send_bytes;
-};
-
 // The symmetric memory of a group: base address of each rank's block, as mapped in this process.
 struct WorkspaceView {
   std::string group_name;

@@ -2,13 +2,15 @@
 // The bytes of a workspace. Every rank of a group allocates the same layout, so an offset computed here names the
 // same thing in the memory of each peer:
 //
-//   | control words | exchange area | region of parity 0 | region of parity 1 | send buffer |
-//       fixed size      fixed size        region_bytes         region_bytes      send_bytes
+//   | control words | exchange words |   slots 0, 1   | gathered rows 0, 1 |  regions 0, 1  | send buffer |
+//       fixed size       fixed size      exchange_bytes      fixed size         region_bytes     send_bytes
+//
+// 0, 1: one for each parity of a call's number, of so many bytes each.
 //
 // A region holds, during one call, what the peers push: the gathered operand (ag_gemm: `world` shards), the staged
 // partials (gemm_rs: `world - 1` slots of tiles), or these and the reduced rows (gemm_ar). The send buffer is read by
-// this rank's copy engine only. The exchange area is that of exchange_layout.hpp. The control words lie at offsets that
-// depend on no shape, so one shape's signal can never be another shape's data.
+// this rank's copy engine only. Slots and gathered rows are the exchange area of exchange_layout.hpp. The control words
+// lie at offsets that depend on no shape, so one shape's signal can never be another shape's data.
 
 #include "schedule/host_device.hpp"
 
@@ -61,23 +63,37 @@ FLUX_HD SignalSet signal_set_of(int parity, bool replay) {
 }
 
 constexpr int64_t kExchangeHeadBytes = 160 << 10;      // words of the exchange
-constexpr int64_t kExchangeBytes = int64_t{16} << 20;  // slots of one parity
+constexpr int64_t kExchangeBytes = int64_t{16} << 20;  // slots of one parity, at least
 constexpr int64_t kGatherBytes = int64_t{8} << 20;     // gathered rows of x of one parity
+
+// What a problem needs of a workspace.
+struct WorkspaceNeeds {
+  int64_t region_bytes = 0;
+  int64_t send_bytes = 0;
+  int64_t exchange_bytes = 0;  // slots of one parity
+};
 
 struct WorkspaceLayout {
   int64_t region_bytes;
   int64_t send_bytes;
+  int64_t exchange_bytes;
 
+  bool covers(WorkspaceNeeds const& needs) const {
+    return region_bytes >= needs.region_bytes && send_bytes >= needs.send_bytes &&
+           exchange_bytes >= needs.exchange_bytes;
+  }
   FLUX_HD static int64_t exchange_offset() { return round_up(sizeof(ControlWords), kRegionAlign); }
   FLUX_HD static int64_t slots_offset() { return exchange_offset() + kExchangeHeadBytes; }
-  FLUX_HD static int64_t gather_offset() { return slots_offset() + 2 * kExchangeBytes; }
+  FLUX_HD int64_t gather_offset() const { return slots_offset() + 2 * exchange_bytes; }
   FLUX_HD int64_t region_offset(int parity) const { return gather_offset() + 2 * kGatherBytes + parity * region_bytes; }
   FLUX_HD int64_t send_offset() const { return region_offset(2); }
   FLUX_HD int64_t total_bytes() const { return send_offset() + send_bytes; }
 };
 
-FLUX_HD WorkspaceLayout make_workspace_layout(int64_t region_bytes, int64_t send_bytes) {
-  return {round_up(region_bytes, kRegionAlign), round_up(send_bytes, kRegionAlign)};
+inline WorkspaceLayout make_workspace_layout(WorkspaceNeeds const& needs) {
+  int64_t const exchange_bytes = needs.exchange_bytes > kExchangeBytes ? needs.exchange_bytes : kExchangeBytes;
+  return {round_up(needs.region_bytes, kRegionAlign), round_up(needs.send_bytes, kRegionAlign),
+          round_up(exchange_bytes, kRegionAlign)};
 }
 
 // ---- ag_gemm: region[source rank][row of the shard][k]

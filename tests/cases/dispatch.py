@@ -51,7 +51,7 @@ def compiled(ctx, op):
 
 
 def dispatch_record(ctx, op):
-    small, large = (32, 72, 64), (512, 4096, 64)
+    small, large = (16, 72, 64), (512, 4096, 64)
     cells = [("fused", small, "fused"), ("sequential", small, "sequential"), ("auto", small, "fused")]
     if ctx.is_cuda and op != "gemm_ar":  # for that it is too few
         cells.append(("auto", large, "fused"))

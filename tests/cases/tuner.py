@@ -10,6 +10,7 @@ import pytest
 import torch.distributed as dist
 
 import flux_ops
+from flux_ops import extension
 from flux_ops import hooks as hooks_module
 from flux_ops.tuner import CacheError, search, tune
 from flux_ops.tuner.cache import Entry, Product, read, store
@@ -118,11 +119,28 @@ def prepared_for_all(ctx, op):
     flux_ops.destroy()
     flux_ops.prepare(op=op, max_m=m_of(ctx, op), n=N, k=K, device=ctx.device)
     workspace = _hooks().workspace(dist.group.WORLD.group_name, ctx.device.type)
-    size = workspace.region_bytes, workspace.send_bytes
+    size = workspace.size
     for rows in (ROWS, 300, 129, 1):
         for choice in configs(ctx, op, rows) if op == "gemm_ar" else configs(ctx, op):
             call(make(ctx, Case(op, rows, N, K)), strategy=choice)
-            assert (workspace.region_bytes, workspace.send_bytes) == size, f"{choice} at {rows} rows"
+            assert workspace.size == size, f"{choice} at {rows} rows"
+
+
+def prepared_for_more_rows(ctx):
+    """The same of gemm_ar with slots that grow (GPUs): M up to 2048, a wide Y, then M beyond."""
+    flux_ops.destroy()
+    wide = 4096
+    flux_ops.prepare(op="gemm_ar", max_m=2048, n=wide, k=K, device=ctx.device)
+    workspace = _hooks().workspace(dist.group.WORLD.group_name, ctx.device.type)
+    size = workspace.size
+    assert size[2] >= 2 * 2048 * wide * 2, size
+    for rows in (2048, 1537, 513, 300, 1):
+        names = extension.module.candidates("gemm_ar", "cuda", ctx.world, rows, wide, K, "bfloat16", False)
+        for choice in [name for name in names if name.endswith("-shot")]:
+            call(make(ctx, Case("gemm_ar", rows, wide, K)), strategy=choice)
+            assert workspace.size == size, f"{choice} at {rows} rows"
+    flux_ops.prepare(op="gemm_ar", max_m=4096, n=wide, k=K, device=ctx.device)
+    assert workspace.size[2] == size[2], workspace.size
 
 
 def unlike_files(ctx, op, folder):

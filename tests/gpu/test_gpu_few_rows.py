@@ -2,6 +2,7 @@ import pytest
 
 from tests.cases import few_rows
 from tests.cases.faults import SLACK_S, dead, expect_timeouts, late
+from tests.cases.tuner import prepared_for_more_rows
 
 
 class TestGpuFewRows:
@@ -10,6 +11,12 @@ class TestGpuFewRows:
     @pytest.mark.parametrize("op", few_rows.FEW_ROWS_OPS)
     def test_every_row_count(self, ranks, op, record_property):
         record_property("cells", ranks.run(few_rows.every_row_count, op)[0])
+
+    def test_more_rows_of_gemm_ar(self, ranks, record_property):
+        record_property("cells", ranks.run(few_rows.more_rows)[0])
+
+    def test_prepare_is_enough_for_more_rows(self, ranks):
+        ranks.run(prepared_for_more_rows)
 
     def test_gathered_operand(self, ranks, record_property):
         record_property("cells", ranks.run(few_rows.gathered_operand)[0])

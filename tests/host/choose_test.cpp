@@ -188,10 +188,48 @@ void few_rows_have_kernels_of_their_own() {
   }
 }
 
+// A gemm_ar sends tile by tile up to 2048 rows, where its tiles are full.
+void more_rows_of_gemm_ar_have_them_too() {
+  for (int world : {2, 3, 4, 8}) {
+    for (int64_t m : {513, 768, 1000, 1024, 2048, 2049}) {
+      Problem const p = problem_of(Op::kGemmAr, world, m, 8192, 7168);
+      std::vector<FusedChoice> const candidates = fused_candidates(p);
+      bool const any = std::any_of(candidates.begin(), candidates.end(), [](auto const& c) { return c.is_few_rows(); });
+      CHECK(any == (m <= 2048), "%ld rows of %d ranks", long(m), world);
+      if (m == 1024 || m == 2048) {
+        CHECK(candidates.front().name(Op::kGemmAr) == "128x256/two-shot", "%ld rows", long(m));
+        CHECK(why_sequence_is_faster(p).empty(), "%ld rows", long(m));
+      }
+    }
+  }
+}
+
+// What is allocated for a product is enough for every smaller one, whatever kernel runs it.
+void slots_stay_within_the_bound() {
+  for (int world : {2, 3, 4, 8, 16}) {
+    for (int64_t n : {8, 264, 4096, 14784}) {
+      int64_t most = 0;
+      for (int64_t m = 1; m < 4000; m += 1 + m / 20) {
+        Problem const p = problem_of(Op::kGemmAr, world, m, n, 4096);
+        CHECK(exchange_bytes_at_most(p) >= most, "M %ld, N %ld, %d ranks: less than with fewer rows", long(m), long(n),
+              world);
+        most = exchange_bytes_at_most(p);
+        for (int kernel = 0; kernel < kNumFewRowsKernels; ++kernel) {
+          for (ExchangeForm const form : exchange_forms(Op::kGemmAr)) {
+            if (!why_not_fused_choice(p, {kernel, {}, form}).empty()) continue;
+            CHECK(kFewRowsKernels[kernel].slot_bytes(form, m, n, world) <= std::max(most, kExchangeBytes),
+                  "%s of M %ld, N %ld, %d ranks", kFewRowsKernels[kernel].name, long(m), long(n), world);
+          }
+        }
+      }
+    }
+  }
+}
+
 // 512 rows are 128 for each of four ranks: half a tile of the kernels for many rows.
 void few_rows_of_a_rank_have_them_too() {
   for (Op op : {Op::kAgGemm, Op::kGemmRs}) {
-    Problem const p = problem_of(op, 4, 128, 8192, 7168);
+    Problem const p = problem_of(op, 4, 128, 4096, 7168);  // with more columns the partials have no room
     CHECK(fused_candidates(p).front().is_few_rows(), "%s", op_name(op));
     CHECK(why_sequence_is_faster(p).empty(), "%s", op_name(op));
     CHECK(!fused_candidates(problem_of(op, 2, 256, 8192, 14336)).front().is_few_rows(), "%s", op_name(op));
@@ -228,6 +266,11 @@ void a_choice_suits_rows_that_fill_its_tiles() {
       {Op::kGemmRs, "128x128", 512, 514, false},
       {Op::kGemmRs, "", 1024, 514, true},
       {Op::kGemmRs, "", 1024, 512, false},
+      {Op::kGemmAr, "", 1024, 512, false},
+      {Op::kGemmAr, "", 1024, 600, true},
+      {Op::kGemmAr, "", 4096, 2048, false},
+      {Op::kGemmAr, "128x256/two-shot", 1024, 1000, true},
+      {Op::kGemmAr, "128x256/two-shot", 1024, 1026, false},
   };
   for (auto const& c : kCases) {
     CHECK(suits(down_projection(c.op, c.m), c.config, c.measured) == c.expected, "%s of %ld for %ld", c.config,
@@ -237,10 +280,10 @@ void a_choice_suits_rows_that_fill_its_tiles() {
 
 void half_empty_tiles_are_left_to_the_sequence() {
   for (Op op : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
-    for (int64_t m : {2, 18, 66, 128, 254, 256, 1024, 8192}) {
+    for (int64_t m : {2, 18, 64, 104, 128, 254, 256, 1024, 8192}) {
       CHECK(why_sequence_is_faster(down_projection(op, m)).empty(), "%s of %ld rows", op_name(op), long(m));
     }
-    for (int64_t m : {130, 192, 258, 320, 384, 448, 514, 1026}) {
+    for (int64_t m : {66, 100, 130, 192, 258, 320, 384, 448, 514, 1026}) {
       CHECK(!why_sequence_is_faster(down_projection(op, m)).empty(), "%s of %ld rows", op_name(op), long(m));
     }
   }
@@ -308,6 +351,8 @@ int main(int argc, char** argv) {
       TEST(fused_candidates_run_and_are_read_back),
       TEST(few_rows_have_kernels_of_their_own),
       TEST(few_rows_of_a_rank_have_them_too),
+      TEST(more_rows_of_gemm_ar_have_them_too),
+      TEST(slots_stay_within_the_bound),
       TEST(a_choice_suits_rows_that_fill_its_tiles),
       TEST(half_empty_tiles_are_left_to_the_sequence),
       TEST(predictions_are_those_of_the_model),

@@ -18,6 +18,8 @@ TESTS = [
     "fused_candidates_run_and_are_read_back",
     "few_rows_have_kernels_of_their_own",
     "few_rows_of_a_rank_have_them_too",
+    "more_rows_of_gemm_ar_have_them_too",
+    "slots_stay_within_the_bound",
     "a_choice_suits_rows_that_fill_its_tiles",
     "half_empty_tiles_are_left_to_the_sequence",
     "predictions_are_those_of_the_model",

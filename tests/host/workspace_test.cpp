@@ -125,13 +125,18 @@ void workspace_parts_are_disjoint_and_aligned() {
     int64_t const rs = rs_region_bytes(s.world, num_tiles, tile_bytes);
     for (int64_t region : {ag, rs, std::max(ag, rs), int64_t{0}, int64_t{1}}) {
       for (int64_t send : {int64_t{0}, int64_t{1}, rs}) {
-        WorkspaceLayout const layout = make_workspace_layout(region, send);
+        WorkspaceLayout const layout = make_workspace_layout({region, send, rs});
         CHECK(layout.region_bytes >= region && layout.region_bytes - region < kRegionAlign, "world %d", s.world);
         CHECK(layout.send_bytes >= send && layout.send_bytes - send < kRegionAlign, "world %d", s.world);
-        for (int64_t offset : {layout.region_offset(0), layout.region_offset(1), layout.send_offset()}) {
+        for (int64_t offset : {layout.slots_offset(), layout.gather_offset(), layout.region_offset(0),
+                               layout.region_offset(1), layout.send_offset()}) {
           CHECK(offset % kRegionAlign == 0, "offset %lld", static_cast<long long>(offset));
         }
+        CHECK(layout.covers({region, send, rs}) && layout.exchange_bytes >= kExchangeBytes, "world %d", s.world);
         check_disjoint({{0, sizeof(ControlWords)},
+                        {layout.exchange_offset(), Wide{layout.exchange_offset()} + kExchangeHeadBytes},
+                        {layout.slots_offset(), Wide{layout.slots_offset()} + 2 * Wide{layout.exchange_bytes}},
+                        {layout.gather_offset(), Wide{layout.gather_offset()} + 2 * kGatherBytes},
                         {layout.region_offset(0), Wide{layout.region_offset(0)} + region},
                         {layout.region_offset(1), Wide{layout.region_offset(1)} + region},
                         {layout.send_offset(), Wide{layout.send_offset()} + send}},
