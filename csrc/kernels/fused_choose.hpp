@@ -205,12 +205,17 @@ inline double few_rows_use(Problem const& problem, FewRowsRow const& row) {
 }
 
 // Whether a kernel for few rows is faster than the plain sequence, and for a gemm_ar than the kernels for many rows;
-// measured at TP = 2 (bench --study rows).
+// measured at TP = 2 and 4 (bench --study rows).
 inline bool few_rows_pay(Problem const& problem, int kernel) {
   int64_t const m = total_rows(problem);
   double const fill = row_fill(problem, {kernel, {}, {}});
   if (m <= kRowsAtLowCost) return m <= kRowsAtNoCost || fill >= kFullTiles;
-  return few_rows_use(problem, kFewRowsKernels[kernel]) > 0.8 && fill >= 0.9;
+  FewRowsRow const& row = kFewRowsKernels[kernel];
+  double const use = few_rows_use(problem, row);
+  if (m <= kFewRows) return use > 0.8 && fill >= 0.9;
+  // With more than two ranks the exchange of a tile takes longer than the product of the next one.
+  bool const keeps_up = problem.world == 2 || row.num_tiles(m, problem.n) * row.split_k <= kNumSms;
+  return keeps_up && use > 0.85 && fill >= 0.9;
 }
 
 // What is worth a measurement, the model's choice first.
@@ -286,14 +291,14 @@ inline std::string why_sequence_is_faster(Problem const& problem) {
   std::vector<FusedChoice> const candidates = fused_candidates(problem);
   if (candidates.empty()) return {};
   FusedChoice const& first = candidates.front();
-  std::string const m = "M is " + std::to_string(total_rows(problem)) + ", which leaves ";
+  std::string const m = "M is " + std::to_string(total_rows(problem));
   if (first.is_few_rows()) {
-    return few_rows_pay(problem, first.few_rows) ? "" : m + "the tiles for few rows partly empty";
+    return few_rows_pay(problem, first.few_rows) ? "" : m + ", too much or too little for the tiles of few rows";
   }
   bool const ar = problem.op == Op::kGemmAr;
   std::string const slower = why_fused_is_slower(ar ? section_problem(problem, first.many_rows.sections) : problem);
   if (!slower.empty() || row_fill(problem, first) >= kFullTiles) return slower;
-  return m + "the tiles of a rank's rows half empty";
+  return m + ", which leaves the tiles of a rank's rows half empty";
 }
 
 }  // namespace flux

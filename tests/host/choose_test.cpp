@@ -196,11 +196,20 @@ void more_rows_of_gemm_ar_have_them_too() {
       std::vector<FusedChoice> const candidates = fused_candidates(p);
       bool const any = std::any_of(candidates.begin(), candidates.end(), [](auto const& c) { return c.is_few_rows(); });
       CHECK(any == (m <= 2048), "%ld rows of %d ranks", long(m), world);
-      if (m == 1024 || m == 2048) {
-        CHECK(candidates.front().name(Op::kGemmAr) == "128x256/two-shot", "%ld rows", long(m));
-        CHECK(why_sequence_is_faster(p).empty(), "%ld rows", long(m));
-      }
     }
+  }
+  for (int64_t m : {768, 1000, 1024, 1536, 2048}) {
+    Problem const p = problem_of(Op::kGemmAr, 2, m, 8192, 14336);
+    CHECK(fused_candidates(p).front().is_few_rows() && why_sequence_is_faster(p).empty(), "%ld rows", long(m));
+  }
+  CHECK(!fused_candidates(problem_of(Op::kGemmAr, 2, 1792, 8192, 14336)).front().is_few_rows(), "1792 rows");
+  for (int64_t m : {640, 1280}) {
+    CHECK(!why_sequence_is_faster(problem_of(Op::kGemmAr, 2, m, 8192, 14336)).empty(), "%ld rows", long(m));
+  }
+  // With four ranks only where each thread block has one tile.
+  CHECK(fused_candidates(problem_of(Op::kGemmAr, 4, 1024, 4096, 3584)).front().is_few_rows(), "8b");
+  for (int64_t m : {640, 768, 1280, 1536, 1792, 2047}) {
+    CHECK(!why_sequence_is_faster(problem_of(Op::kGemmAr, 4, m, 8192, 7168)).empty(), "%ld rows", long(m));
   }
 }
 
