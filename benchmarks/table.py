@@ -3,7 +3,8 @@
     python benchmarks/table.py benchmarks/results/NAME.json           prints them
     python benchmarks/table.py NAME4.json NAME2.json --write          puts them between the markers of README.md
 
-The first file's table is whole, those of the others are compact; a file of benchmarks/layer.py may be among them.
+The first file's table is whole, those of the others are compact; files of benchmarks/layer.py and of the studies may be
+among them.
 Beside a file NAME.json lies its picture, NAME.svg, if benchmarks/plot.py has made it. Without a file: the newest one
 in benchmarks/results/ that was measured on GPUs.
 """
@@ -15,7 +16,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from flux_ops.bench import report
+from flux_ops.bench import report, studies
 from flux_ops.bench.candidates import AUTO, RIVALS
 from flux_ops.tuner.measure import GEMM, SEQUENTIAL
 
@@ -65,6 +66,9 @@ def markdown(paths, mode="graph"):
             parts.append(_origin(path, meta))
             continue
         in_mode = mode if mode in document["modes"] else document["modes"][0]
+        if "study" in document:
+            parts += [_study(document, in_mode), _origin(path, meta)]
+            continue
         graph = "under a CUDA graph" if in_mode == "graph" else "eager"
         parts.append(f"**TP = {meta['tp']}**: {meta['tp']} x {meta['card']}, {document['dtype']}, {graph}")
         picture = path.with_suffix(".svg")
@@ -136,6 +140,15 @@ def _compact(document, mode):
 
 def _measured(names, rows):
     return [name for name in names if any(name in row["times"] for row in rows.values())]
+
+
+def _study(document, mode):
+    """The study's own tables, folded."""
+    tables = [studies.table(document, op, mode) for op in report.TITLES]
+    text = "\n\n".join(table for table in tables if table)
+    meta = document["environment"]
+    head = f"Study <code>{document['study']}</code>, TP = {meta['tp']}"
+    return f"<details><summary>{head}</summary>\n\n```text\n{text}\n```\n\n</details>"
 
 
 def _layers(document):

@@ -293,7 +293,7 @@ inline std::string why_sequence_is_faster(Problem const& problem) {
   FusedChoice const& first = candidates.front();
   std::string const m = "M is " + std::to_string(total_rows(problem));
   if (first.is_few_rows()) {
-    return few_rows_pay(problem, first.few_rows) ? "" : m + ", too much or too little for the tiles of few rows";
+    return few_rows_pay(problem, first.few_rows) ? "" : m + ", which the tiles for few rows don't suit";
   }
   bool const ar = problem.op == Op::kGemmAr;
   std::string const slower = why_fused_is_slower(ar ? section_problem(problem, first.many_rows.sections) : problem);
