@@ -227,9 +227,10 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
       candidates.push_back(choice);
     }
   };
+  std::vector<int> const few = few_rows_order(problem);
   auto const add_few_rows = [&] {
     bool const two_shot_first = problem.rows > (problem.world > 2 ? 32 : 256);
-    for (int const kernel : few_rows_order(problem)) {
+    for (int const kernel : few) {
       std::vector<ExchangeForm> forms = exchange_forms(problem.op);
       if (two_shot_first) std::reverse(forms.begin(), forms.end());
       for (ExchangeForm const form : forms) add({kernel, {}, form});
@@ -243,7 +244,6 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
     if (!few_first) add_few_rows();
     return candidates;
   }
-  std::vector<int> const few = few_rows_order(problem);
   bool const few_first = !few.empty() && (total_rows(problem) <= kFewRows || few_rows_pay(problem, few.front()));
   if (few_first) add_few_rows();
   for (int const sections : {2, 4, 1}) {

@@ -1,8 +1,9 @@
 #pragma once
 // How partials come to shared memory: one thread fills the slots by bulk copies, the warps that hold a tile empty them.
-// The barriers count one arrival of the filling thread and one of each warp; those of CUTLASS's pipeline count threads,
-// and so many arrivals at one word of shared memory take longer than the copies.
+// The barriers count one arrival of the filling thread and one of each warp; those of CUTLASS's pipeline count every
+// thread, which is 32 times as many arrivals at one word of shared memory.
 
+#include "cute/arch/copy_sm90_tma.hpp"
 #include "cutlass/pipeline/pipeline.hpp"
 
 namespace flux {
@@ -17,9 +18,7 @@ class PartialsPipeline : public cutlass::PipelineTransactionAsync<Slots> {
 
   CUTLASS_DEVICE PartialsPipeline(SharedStorage& storage, Params const& params) : Base(storage, per_warp(params)) {}
 
-  static constexpr int kSlotBytes = SlotBytes;  // the params' transaction_bytes
-
-  // Called by one thread: brings the bytes of a slot, when it is empty.
+  // Called by one thread: brings the bytes of a slot, when it is empty. They are the params' transaction_bytes.
   CUTLASS_DEVICE void fill(PipelineState const& state, void const* from, void* to) {
     Base::producer_acquire(state);
     Base::producer_expect_transaction(state);

@@ -12,7 +12,6 @@
 // load is coalesced, and the owner's loads land on its own accumulators.
 
 #include "comm/signal.cuh"
-#include "cute/arch/copy_sm90_tma.hpp"
 #include "cutlass/cutlass.h"
 #include "cutlass/epilogue/collective/collective_builder.hpp"
 #include "cutlass/numeric_conversion.h"
