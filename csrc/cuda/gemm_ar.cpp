@@ -17,7 +17,7 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
   WorkspaceView const& view = workspace.view();
   int const rank = problem.rank, world = problem.world, sections = plan.choice.sections;
-  int const num_pieces = plan.pieces.count(), per_tile = kKernels[plan.choice.kernel].config.warpgroups_per_tile;
+  int const num_pieces = plan.pieces.count();
   int32_t const per_chunk = plan.order.num_tiles();
   int64_t const num_tiles = int64_t{sections} * per_chunk, size = element_size(problem.dtype);
   Problem const chunk = section_problem(problem, sections);
@@ -48,7 +48,7 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
     auto const [section, owner] = ar_chunk(rank, world, sections, step);
     if (owner == rank) {
       uint32_t* const counter = &done[rank][section * num_pieces];
-      call.take_tiles(counter, per_chunk * per_tile);
+      call.take_tiles(counter, per_chunk);
       for (int i = 0; i < world - 1; ++i) {
         int const peer = ag_push_peer(rank, world, i);
         call.push(view.region(peer, call.parity()) + results + chunk_offset(section, rank),
@@ -61,7 +61,7 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
       int const number = section * num_pieces + piece;
       int64_t const begin = int64_t{section} * per_chunk + plan.pieces.begin(piece);
       int32_t const tiles = plan.pieces.size(piece);
-      call.take_tiles(&done[owner][number], tiles * per_tile);
+      call.take_tiles(&done[owner][number], tiles);
       call.push(view.region(owner, call.parity()) +
                     rs_tile_offset(rs_slot(owner, world, rank), begin, num_tiles, plan.tile_bytes),
                 view.send_buffer() + rs_tile_offset(rs_slot(rank, world, owner), begin, num_tiles, plan.tile_bytes),

@@ -15,7 +15,6 @@ void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   if (plan.few_rows >= 0) return run_few_rows(problem, plan, operands, workspace, info);
   cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
   WorkspaceView const& view = workspace.view();
-  int const per_tile = kKernels[plan.choice.kernel].config.warpgroups_per_tile;
   int64_t const num_tiles = plan.order.num_tiles();
   int64_t const staged_bytes = rs_region_bytes(problem.world, num_tiles, plan.tile_bytes);
   TORCH_INTERNAL_ASSERT(view.layout.region_bytes >= staged_bytes && view.layout.send_bytes >= staged_bytes);
@@ -40,7 +39,7 @@ void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& ope
     for (int piece = 0; piece < plan.pieces.count(); ++piece) {
       int32_t const begin = plan.pieces.begin(piece);
       int32_t const tiles = plan.pieces.size(piece);
-      call.take_tiles(&local.tiles_done[peer][piece], tiles * per_tile);
+      call.take_tiles(&local.tiles_done[peer][piece], tiles);
       call.push(view.region(peer, call.parity()) + rs_tile_offset(slot_there, begin, num_tiles, plan.tile_bytes),
                 view.send_buffer() + rs_tile_offset(slot_here, begin, num_tiles, plan.tile_bytes),
                 tiles * plan.tile_bytes, call.arrived(peer, problem.rank) + piece);

@@ -9,10 +9,11 @@
 
 namespace flux {
 
-// Pieces of a chunk of `bytes`: each big enough for the copy engine to run at full speed (about 4 MB).
+constexpr int64_t kFullSpeedBytes = int64_t{4} << 20;  // of a push, about
+
+// Pieces of a chunk of `bytes`: each big enough for the copy engine to run at full speed.
 inline int choose_pieces(int64_t bytes, int most) {
-  int64_t const full_speed = int64_t{4} << 20;
-  int64_t const pieces = bytes / full_speed;
+  int64_t const pieces = bytes / kFullSpeedBytes;
   return pieces < 1 ? 1 : pieces > most ? most : static_cast<int>(pieces);
 }
 

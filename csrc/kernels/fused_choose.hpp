@@ -56,7 +56,7 @@ inline bool parse_fused_choice(Op op, std::string const& text, FusedChoice* choi
   return choice->many_rows.sections >= 1 && choice->name(op) == text;
 }
 
-constexpr int kMostArSections = 4;
+constexpr int kMostArSections = 8;
 
 // With fewer, the chunks of the ranks are mostly padding.
 inline int64_t least_many_rows(int world) { return int64_t{128} * world; }
@@ -67,6 +67,31 @@ inline Problem section_problem(Problem const& problem, int sections) {
   chunk.op = Op::kGemmRs;
   chunk.rows = ceil_div(problem.rows, int64_t{sections} * problem.world);
   return chunk;
+}
+
+// The same for the model: one kernel computes the chunks of all sections.
+inline Problem chunks_problem(Problem const& problem, int sections) {
+  Problem chunks = section_problem(problem, sections);
+  chunks.world *= sections;
+  return chunks;
+}
+
+// So many sections a gemm_ar may have: with more than half of the most only where that leaves chunks of full tiles.
+inline int most_sections(Problem const& problem) {
+  bool const full = problem.rows >= int64_t{kMostArSections} * 256 * problem.world;
+  return full ? kMostArSections : kMostArSections / 2;
+}
+
+// The most whose chunks the copy engine still sends at full speed: at the end of a gemm_ar one of them is under way.
+inline int choose_sections(Problem const& problem) {
+  int sections = most_sections(problem);
+  auto const suits = [&] {
+    bool const whole = problem.rows % (int64_t{sections} * problem.world) == 0;
+    int64_t const chunk_bytes = section_problem(problem, sections).rows * problem.n * element_size(problem.dtype);
+    return whole && chunk_bytes >= kFullSpeedBytes;
+  };
+  while (sections > 1 && !suits()) sections /= 2;
+  return sections;
 }
 
 constexpr int64_t kFewRows = 512;  // up to so many the kernels for many rows leave most of their tiles empty
@@ -127,9 +152,10 @@ inline std::string why_not_fused_choice(Problem const& problem, FusedChoice cons
     return "the kernels for many rows take an M that is a multiple of TP x sections = " +
            std::to_string(many.sections * problem.world);
   }
-  if (many.sections > kMostArSections || many.sections * (many.pieces + 1) > kMaxPieces) {
+  int const most = most_sections(problem);
+  if (many.sections > most || many.sections * (many.pieces + 1) > kMaxPieces) {
     return std::to_string(many.sections) + " sections of " + std::to_string(many.pieces) + " pieces are more than " +
-           std::to_string(kMostArSections) + ", or need more than " + std::to_string(kMaxPieces) + " signals";
+           std::to_string(most) + ", or need more than " + std::to_string(kMaxPieces) + " signals";
   }
   return {};
 }
@@ -138,7 +164,7 @@ inline std::string why_not_fused_choice(Problem const& problem, FusedChoice cons
 inline int64_t ar_send_bytes_at_most(Problem const& problem) {
   int64_t most = 0;
   if (problem.rows < least_many_rows(problem.world)) return most;
-  for (int sections = 1; sections <= kMostArSections; ++sections) {
+  for (int sections = 1; sections <= most_sections(problem); ++sections) {
     most = std::max(most, sections * largest_rs_region_bytes(section_problem(problem, sections)));
   }
   return most;
@@ -150,7 +176,7 @@ inline int64_t ar_region_bytes_at_most(Problem const& problem) {
 
 inline FusedChoice many_rows_choice(Problem const& problem, int sections) {
   FusedChoice choice;
-  choice.many_rows = choose_launch(section_problem(problem, sections));
+  choice.many_rows = choose_launch(chunks_problem(problem, sections));
   choice.many_rows.pieces = 1;
   choice.many_rows.sections = sections;
   return choice;
@@ -246,12 +272,13 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
   }
   bool const few_first = !few.empty() && (total_rows(problem) <= kFewRows || few_rows_pay(problem, few.front()));
   if (few_first) add_few_rows();
-  for (int const sections : {2, 4, 1}) {
+  for (int const sections : {choose_sections(problem), 1, 2, 4, 8}) {
     if (problem.rows % (int64_t{sections} * problem.world) != 0) continue;
-    for (LaunchChoice launch : launch_candidates(section_problem(problem, sections))) {
+    for (LaunchChoice launch : launch_candidates(chunks_problem(problem, sections))) {
       FusedChoice choice = many_rows_choice(problem, sections);
       if (launch.kernel != choice.many_rows.kernel && launch.swizzle != 1) continue;
       launch.sections = sections;
+      launch.pieces = std::min(launch.pieces, kMaxPieces / sections - 1);
       choice.many_rows = launch;
       add(choice);
     }
@@ -296,8 +323,9 @@ inline std::string why_sequence_is_faster(Problem const& problem) {
     return few_rows_pay(problem, first.few_rows) ? "" : m + ", which the tiles for few rows don't suit";
   }
   bool const ar = problem.op == Op::kGemmAr;
-  std::string const slower = why_fused_is_slower(ar ? section_problem(problem, first.many_rows.sections) : problem);
-  if (!slower.empty() || row_fill(problem, first) >= kFullTiles) return slower;
+  std::string const slower = why_fused_is_slower(ar ? chunks_problem(problem, first.many_rows.sections) : problem);
+  double const least_fill = ar ? 0.9 : kFullTiles;  // a gemm_ar gains less
+  if (!slower.empty() || row_fill(problem, first) >= least_fill) return slower;
   return m + ", which leaves the tiles of a rank's rows half empty";
 }
 

@@ -12,7 +12,6 @@ namespace flux {
 struct KernelConfig {
   char const* name;
   TileShape shape;
-  int warpgroups_per_tile;  // that compute one tile together: what tiles_done counts per tile
 };
 
 // The model of its time, fitted to the kernels alone on an H100 (benchmarks/kernels.py): waves of CTAs, times
@@ -29,13 +28,13 @@ struct KernelRow {
 
 inline constexpr KernelRow kKernels[] = {
     // most products: its epilogue is hidden, and it moves little through the caches
-    {{"p128x192_2x1", {128, 192, 2, 1}, 1}, {0.374, 1.5}},
+    {{"p128x192_2x1", {128, 192, 2, 1}}, {0.374, 1.5}},
     // few tiles, short K: finer waves
-    {{"p128x128_2x1", {128, 128, 2, 1}, 1}, {0.429, -1.6}},
+    {{"p128x128_2x1", {128, 128, 2, 1}}, {0.429, -1.6}},
     // where N ends in a third of a tile of the first, or its last wave is nearly empty
-    {{"c128x256_2x1", {128, 256, 2, 1}, 2}, {0.385, 3.0}},
+    {{"c128x256_2x1", {128, 256, 2, 1}}, {0.385, 3.0}},
     // the same for tall chunks whose N ends in half a tile of 256
-    {{"c256x128_2x1", {256, 128, 2, 1}, 2}, {0.388, 3.0}},
+    {{"c256x128_2x1", {256, 128, 2, 1}}, {0.388, 3.0}},
 };
 inline constexpr int kNumKernels = sizeof(kKernels) / sizeof(kKernels[0]);
 

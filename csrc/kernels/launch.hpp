@@ -46,7 +46,7 @@ struct GemmRsArgs {
   bool counts_own;       // tiles_done[rank] counts the tiles of y
   void* send;            // [slot of the destination][section][tile position][tile]
   void const* staged;    // [slot of the source][section][tile position][tile]
-  uint32_t* tiles_done;  // [destination][kMaxPieces], counts warpgroups; a piece's number is section * pieces + piece
+  uint32_t* tiles_done;  // [destination][kMaxPieces], counts tiles; a piece's number is section * pieces + piece
   Epoch const* arrived;  // [source][kMaxPieces]
   Pieces pieces;         // of the tile positions of a chunk
   int swizzle;

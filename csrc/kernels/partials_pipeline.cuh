@@ -2,6 +2,8 @@
 // How partials come to shared memory: one thread fills the slots by bulk copies, the warps that hold a tile empty them.
 // The barriers count one arrival of the filling thread and one of each warp; those of CUTLASS's pipeline count every
 // thread, which is 32 times as many arrivals at one word of shared memory.
+//
+// The other way round, the warps that hold a tile tell the filling thread when they have stored it.
 
 #include "cute/arch/copy_sm90_tma.hpp"
 #include "cutlass/pipeline/pipeline.hpp"
@@ -14,9 +16,17 @@ class PartialsPipeline : public cutlass::PipelineTransactionAsync<Slots> {
   using Base = cutlass::PipelineTransactionAsync<Slots>;
   using typename Base::Params;
   using typename Base::PipelineState;
-  using typename Base::SharedStorage;
+  struct SharedStorage : Base::SharedStorage {
+    uint32_t parts_stored;  // by a warp each, of all tiles so far
+  };
 
-  CUTLASS_DEVICE PartialsPipeline(SharedStorage& storage, Params const& params) : Base(storage, per_warp(params)) {}
+  // Called by all threads; the kernel's barrier before its first tile makes the zero known.
+  CUTLASS_DEVICE PartialsPipeline(SharedStorage& storage, Params const& params)
+      : Base(storage, per_warp(params)),
+        parts_stored_(cute::cast_smem_ptr_to_uint(&storage.parts_stored)),
+        parts_per_tile_(params.consumer_arv_count / cutlass::NumThreadsPerWarp) {
+    if (threadIdx.x == 0) storage.parts_stored = 0;
+  }
 
   // Called by one thread: brings the bytes of a slot, when it is empty. They are the params' transaction_bytes.
   CUTLASS_DEVICE void fill(PipelineState const& state, void const* from, void* to) {
@@ -32,12 +42,33 @@ class PartialsPipeline : public cutlass::PipelineTransactionAsync<Slots> {
     if (cute::elect_one_sync()) Base::consumer_release(state);
   }
 
+  // Called by whole warps, when they have stored their part of a tile.
+  CUTLASS_DEVICE void tile_stored() const {
+    __syncwarp();
+    if (cute::elect_one_sync()) {
+      asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(parts_stored_) : "memory");
+    }
+  }
+
+  // Called by one thread: returns when so many tiles are stored, and what was stored is visible to it.
+  CUTLASS_DEVICE void wait_stored(uint32_t tiles) const {
+    for (;;) {
+      uint32_t stored;
+      asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(stored) : "r"(parts_stored_) : "memory");
+      if (stored >= tiles * parts_per_tile_) return;
+      __nanosleep(100);  // a tile takes microseconds, and the warps that compute it share the issue slots
+    }
+  }
+
  private:
   CUTLASS_DEVICE static Params per_warp(Params params) {
     params.producer_arv_count = 1;
     params.consumer_arv_count /= cutlass::NumThreadsPerWarp;
     return params;
   }
+
+  uint32_t parts_stored_;  // its address
+  uint32_t parts_per_tile_;
 };
 
 }  // namespace flux

@@ -66,9 +66,7 @@ inline Prediction predict(Problem const& problem) {
   LaunchChoice const& many = choice.many_rows;
   KernelRow const& kernel = kKernels[many.kernel];
   if (!ar) return {name, estimated_us(problem, kernel), to_others};
-  Problem chunks = section_problem(problem, many.sections);
-  chunks.world *= many.sections;  // one kernel computes those of all sections
-  return {name, estimated_us(chunks, kernel), 2 * to_others};
+  return {name, estimated_us(chunks_problem(problem, many.sections), kernel), 2 * to_others};
 }
 
 }  // namespace flux

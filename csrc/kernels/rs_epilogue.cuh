@@ -1,12 +1,13 @@
 #pragma once
 // The epilogue of gemm_rs around the TMA-store epilogue of CUTLASS.
 //
-//   tile of a peer's chunk   accumulators -> 16-bit -> local send buffer; count the tile; the copy engine pushes the
-//                            piece to its owner when all its tiles are counted
+//   tile of a peer's chunk   accumulators -> 16-bit -> local send buffer; a warp beside the one that feeds the mainloop
+//                            counts the tile, as the release would hold up the math warps until all is stored; the copy
+//                            engine pushes the piece to its owner when all its tiles are counted
 //   tile of the own chunk    y = sum of the partials in rank order, in fp32, the own one unrounded, + bias; then the
-//                            stock store. A warp beside the one that feeds the mainloop waits for the tile's piece from
-//                            each peer and brings the partials to shared memory, a vector or two of all threads at a
-//                            time, while the tensor cores still work on the tile
+//                            stock store. The same warp waits for the tile's piece from each peer and brings the
+//                            partials to shared memory, a vector or two of all threads at a time, while the tensor
+//                            cores still work on the tile
 //
 // Both ends run the same kernel, so a tile travels as raw fragments [vector][thread], 16 bytes each: every store and
 // load is coalesced, and the owner's loads land on its own accumulators.
@@ -97,7 +98,7 @@ class RsEpilogue : public Stock_ {
 
   CUTLASS_DEVICE bool is_producer_load_needed() const { return params_.transport.world > 1; }
 
-  // Run by one warp, tile after tile: brings the partials of a tile of the own chunk, in the order of use.
+  // Run by one warp, tile after tile: brings the partials of a tile of the own chunk, or counts a tile that is sent.
   template <class ProblemShape, class TileShapeT, class TileCoord, class TiledMma>
   CUTLASS_DEVICE LoadPipelineState load(LoadPipeline pipeline, LoadPipelineState state, ProblemShape, TileShapeT,
                                         TileCoord coord, TiledMma, int lane, TensorStorage& storage,
@@ -105,9 +106,12 @@ class RsEpilogue : public Stock_ {
     RsTransport const& t = params_.transport;
     auto [m, n, k, l] = coord;
     auto const [section, owner] = ar_chunk_of(int(l), t.world);
-    if (owner != t.rank) return state;
     int const position = t.order.position_of({int(m), int(n)});
     int const piece = t.piece(section, position);
+    if (owner != t.rank) {
+      count(pipeline, owner, piece);
+      return state;
+    }
     if (lane < t.world && lane != t.rank) {
       wait_signal(t.wait, t.arrived + lane * kMaxPieces + piece, lane, piece, int(m), int(n));
     }
@@ -115,6 +119,7 @@ class RsEpilogue : public Stock_ {
     if (cute::elect_one_sync()) fill(pipeline, state, t.offset(0, section, position, kTileBytes), storage);
     __syncwarp();
     state.advance(kPerTile * (t.world - 1));
+    if (t.counts_own) count(pipeline, owner, t.piece(section, 0));
     return state;
   }
 
@@ -133,6 +138,7 @@ class RsEpilogue : public Stock_ {
     auto const [section, owner] = ar_chunk_of(int(l), t.world);
     if (owner != t.rank) {
       send(acc, owner, section, at, thread_idx);
+      load_pipeline.tile_stored();
       return cute::make_tuple(load_state, store_state);
     }
     add_partials(acc, load_pipeline, section, at, thread_idx, storage);
@@ -144,10 +150,10 @@ class RsEpilogue : public Stock_ {
                                         store_state, own_chunks(problem, t), tile, cute::make_coord(m, n, k, section),
                                         acc, tiled_mma, thread_idx, storage, subtile_idx);
     if (t.counts_own) {
-      if (thread_idx % cutlass::NumThreadsPerWarpGroup < cutlass::NumThreadsPerWarp) {
+      if (thread_idx < cutlass::NumThreadsPerWarp) {
         asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");  // of the thread that stored: all is in y
       }
-      count(t.rank, t.piece(section, 0), thread_idx);
+      load_pipeline.tile_stored();
     }
     return cute::make_tuple(load_state, next);
   }
@@ -199,17 +205,14 @@ class RsEpilogue : public Stock_ {
     return reinterpret_cast<typename Stock::LoadPipeline&>(pipeline);
   }
 
-  // The threads of one warpgroup meet, at one of the barriers that CUTLASS leaves to its users.
-  CUTLASS_DEVICE static void sync_warpgroup() {
-    cutlass::arch::NamedBarrier::sync(cutlass::NumThreadsPerWarpGroup, uint32_t(cutlass::canonical_warp_group_idx()));
-  }
-
-  // Counts a warpgroup's part of a tile, when all its threads have stored theirs.
-  CUTLASS_DEVICE void count(int owner, int piece, int thread_idx) {
-    sync_warpgroup();
-    if (thread_idx % cutlass::NumThreadsPerWarpGroup == 0) {
+  // Run by one warp: counts its next tile, when it is stored.
+  CUTLASS_DEVICE void count(LoadPipeline const& pipeline, int owner, int piece) {
+    ++tiles_counted_;
+    if (cute::elect_one_sync()) {
+      pipeline.wait_stored(tiles_counted_);
       count_release_gpu(params_.transport.tiles_done + owner * kMaxPieces + piece);
     }
+    __syncwarp();
   }
 
   template <class Accumulators>
@@ -227,7 +230,6 @@ class RsEpilogue : public Stock_ {
       Vector const packed = convert(values);
       *reinterpret_cast<uint4*>(to + v * kVectorBytes) = reinterpret_cast<uint4 const&>(packed);
     }
-    count(owner, t.piece(section, position), thread_idx);
   }
 
   // Tiles of own chunks that this CTA had before this one.
@@ -285,6 +287,7 @@ class RsEpilogue : public Stock_ {
   }
 
   Params const& params_;
+  uint32_t tiles_counted_ = 0;  // by the warp that runs load()
 };
 
 }  // namespace flux

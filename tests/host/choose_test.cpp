@@ -156,6 +156,24 @@ void sections_stay_within_the_bound() {
   }
 }
 
+void sections_are_as_many_as_full_pushes_leave() {
+  struct Row {
+    int world;
+    int64_t m, n;
+    int sections;
+  };
+  for (Row const row : {Row{2, 16384, 8192, 8}, Row{2, 4096, 8192, 8}, Row{2, 4100, 8192, 2}, Row{2, 4098, 8192, 1},
+                        Row{2, 1024, 8192, 2}, Row{2, 1024, 4096, 1}, Row{4, 4096, 8192, 4}, Row{8, 4096, 8192, 2}}) {
+    Problem const p = problem_of(Op::kGemmAr, row.world, row.m, row.n, 4096);
+    CHECK(choose_sections(p) == row.sections, "M %ld, N %ld, %d ranks: %d", long(row.m), long(row.n), row.world,
+          choose_sections(p));
+  }
+  Problem const p = problem_of(Op::kGemmAr, 2, 16384, 8192, 4096);
+  std::vector<FusedChoice> const candidates = fused_candidates(p);
+  CHECK(candidates.front().many_rows.sections == 8, "%s", candidates.front().name(p.op).c_str());
+  CHECK(candidates.size() <= 60, "%zu candidates", candidates.size());
+}
+
 void fused_candidates_run_and_are_read_back() {
   for (Op op : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
     for (int world : {2, 3, 4, 8}) {
@@ -312,11 +330,10 @@ void predictions_are_those_of_the_model() {
   CHECK(rs.sent_bytes == int64_t{7} * 1024 * 8192 * 2, "%ld bytes", long(rs.sent_bytes));
 
   Prediction const ar = predict(problem_of(Op::kGemmAr, 8, 8192, 8192, 3584));
-  Problem const section = problem_of(Op::kGemmRs, 8, 512, 8192, 3584);
-  KernelRow const& kernel = kKernels[choose_launch(section).kernel];
-  CHECK(ar.choice == "fused:" + choose_launch(section).name() + "/s2", "%s", ar.choice.c_str());
-  CHECK(ar.product_us <= 2 * estimated_us(section, kernel) && ar.product_us > estimated_us(section, kernel),
-        "%f us, a section %f", ar.product_us, estimated_us(section, kernel));
+  Problem const chunks = problem_of(Op::kGemmRs, 8 * 4, 256, 8192, 3584);  // 4 sections of 8 chunks of 4 MiB
+  KernelRow const& kernel = kKernels[choose_launch(chunks).kernel];
+  CHECK(ar.choice == "fused:" + choose_launch(chunks).name() + "/s4", "%s", ar.choice.c_str());
+  CHECK(ar.product_us == estimated_us(chunks, kernel), "%f us", ar.product_us);
   CHECK(ar.sent_bytes == 2 * rs.sent_bytes, "%ld bytes", long(ar.sent_bytes));
 }
 
@@ -357,6 +374,7 @@ int main(int argc, char** argv) {
       TEST(tall_tiles_are_not_half_empty),
       TEST(few_rows_are_left_to_the_sequence),
       TEST(sections_stay_within_the_bound),
+      TEST(sections_are_as_many_as_full_pushes_leave),
       TEST(fused_candidates_run_and_are_read_back),
       TEST(few_rows_have_kernels_of_their_own),
       TEST(few_rows_of_a_rank_have_them_too),
