@@ -1,5 +1,5 @@
 #include "comm/collect.hpp"
-#include "comm/signal.cuh"
+#include "comm/replay.cuh"
 #include "schedule/ar_schedule.hpp"
 
 namespace flux {
@@ -22,7 +22,8 @@ __device__ __forceinline__ void copy(uint4* to, uint4 const* from, int64_t begin
 }
 
 // Each block copies its part of every chunk.
-__global__ void __launch_bounds__(kThreads) collect_kernel(SignalWait wait, Epoch const* arrived, Collect c) {
+__global__ void __launch_bounds__(kThreads)
+    collect_kernel(SignalWait wait, ReplayedCall call, Epoch const* arrived, Collect c) {
   int64_t const vectors = c.chunk_bytes / 16;
   int64_t const begin = vectors * blockIdx.x / gridDim.x, end = vectors * (blockIdx.x + 1) / gridDim.x;
   for (int section = 0; section < c.sections; ++section) {
@@ -36,13 +37,16 @@ __global__ void __launch_bounds__(kThreads) collect_kernel(SignalWait wait, Epoc
       copy(reinterpret_cast<uint4*>(c.to) + offset, reinterpret_cast<uint4 const*>(c.from) + offset, begin, end);
     }
   }
+  if (threadIdx.x == 0) end_call(call);
 }
 
 }  // namespace
 
-cudaError_t stream_collect(cudaStream_t stream, SignalWait const& wait, Epoch const* arrived, Collect const& collect,
-                           int num_blocks) {
-  collect_kernel<<<num_blocks, kThreads, 0, stream>>>(wait, arrived, collect);
+cudaError_t stream_collect(cudaStream_t stream, SignalWait const& wait, ReplayedCall const& call, Epoch const* arrived,
+                           Collect const& collect, int num_blocks) {
+  ReplayedCall ended = call;
+  ended.blocks = static_cast<uint32_t>(num_blocks);
+  collect_kernel<<<num_blocks, kThreads, 0, stream>>>(wait, ended, arrived, collect);
   return cudaGetLastError();
 }
 

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime.h>
 
-#include "comm/fault.hpp"
+#include "comm/replay.hpp"
 #include "schedule/workspace_layout.hpp"
 
 namespace flux {
@@ -16,7 +16,8 @@ struct Collect {
   uint8_t* to;
 };
 
-cudaError_t stream_collect(cudaStream_t stream, SignalWait const& wait, Epoch const* arrived, Collect const& collect,
-                           int num_blocks);
+// Ends the call where the device counts them.
+cudaError_t stream_collect(cudaStream_t stream, SignalWait const& wait, ReplayedCall const& call, Epoch const* arrived,
+                           Collect const& collect, int num_blocks);
 
 }  // namespace flux

@@ -21,8 +21,8 @@ struct FaultRecord {
 
 // What a kernel needs to wait for the signals of one call.
 struct SignalWait {
-  Epoch signal;              // value of this call's signals
-  Epoch const* signal_word;  // if not null, the value is read from here (graph replay)
+  Epoch signal;             // value of this call's signals; their digest alone where the device counts the calls:
+  Epoch const* epoch_word;  // then this word, else null, holds the number of calls before this one
   uint64_t timeout_ns;
   FaultRecord* fault;     // pinned host memory
   uint32_t* fault_claim;  // device word: the first thread that meets a fault writes the record

@@ -45,8 +45,8 @@ __device__ __forceinline__ uint64_t global_timer_ns() {
 
 // The value of the signals of the call that `wait` belongs to.
 __device__ __forceinline__ Epoch signal_of(SignalWait const& wait) {
-  if (wait.signal_word != nullptr) return load_relaxed_sys(wait.signal_word);
-  return wait.signal;
+  if (wait.epoch_word == nullptr) return wait.signal;
+  return make_signal(load_relaxed_sys(wait.epoch_word) + 1, wait.signal);
 }
 
 // Records the first fault and stops the kernel: what it would compute from here on could only be wrong.

@@ -2,8 +2,6 @@
 
 #include <cuda.h>
 
-#include "comm/signal.cuh"
-
 namespace flux {
 namespace {
 
@@ -36,23 +34,6 @@ cudaError_t to_runtime_error(CUresult result) {
   return result == CUDA_ERROR_NOT_SUPPORTED ? cudaErrorNotSupported : cudaErrorUnknown;
 }
 
-__global__ void begin_call_kernel(LocalWords* local, int parity, uint64_t digest, PeerWords begun, int world,
-                                  SignalWait wait) {
-  int const peer = threadIdx.x;
-  Epoch const epoch = local->epoch + 1;
-  Epoch const last = local->last_use[parity];
-  __syncwarp();
-  if (peer == 0) {
-    local->epoch = epoch;
-    local->signal = make_signal(epoch, digest);
-    local->last_use[parity] = epoch;
-  }
-  bool const is_peer = peer < world && peer != wait.rank;
-  if (is_peer) store_release_sys(begun.at[peer] + wait.rank, epoch);
-  __syncwarp();  // all peers are told before any is waited for: else ranks could wait in a ring
-  if (is_peer) wait_at_least(wait, begun.at[wait.rank] + peer, last + 1, peer, -1, -1, -1);
-}
-
 }  // namespace
 
 cudaError_t stream_write(cudaStream_t stream, Epoch* word, Epoch value) {
@@ -71,12 +52,6 @@ cudaError_t stream_take(cudaStream_t stream, uint32_t* counter, uint32_t value) 
   ops[1].writeValue.address = reinterpret_cast<CUdeviceptr>(counter);
   ops[1].writeValue.value = 0;
   return to_runtime_error(memory_ops().batch(stream, 2, ops, 0));
-}
-
-cudaError_t stream_begin_call(cudaStream_t stream, LocalWords* local, int parity, uint64_t digest,
-                              PeerWords const& begun, int world, SignalWait const& wait) {
-  begin_call_kernel<<<1, 32, 0, stream>>>(local, parity, digest, begun, world, wait);
-  return cudaGetLastError();
 }
 
 }  // namespace flux

@@ -15,7 +15,7 @@ void ag_gemm(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   if (plan.few_rows >= 0) return run_few_rows(problem, plan, operands, workspace, info);
   cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
   WorkspaceView const& view = workspace.view();
-  Call call(workspace, problem, info, stream);
+  Call call(workspace, problem, info, stream, BegunBy::kGemm);
 
   int64_t const size = element_size(problem.dtype);
   int64_t const row_bytes = problem.k * size;
@@ -29,7 +29,12 @@ void ag_gemm(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   args.shard = shard;
   args.gathered = region;
 
+  auto const start_gemm = [&] {
+    check(kLaunchers[plan.choice.kernel].ag_gemm[element_index(problem.dtype)](args, stream), "launching ag_gemm");
+  };
+  bool const gemm_first = call.is_replayed();  // the side stream waits for it; else the first push need not be late
   call.fork();
+  if (gemm_first) start_gemm();
   for (int step = 0; step < problem.world - 1; ++step) {
     int const peer = ag_push_peer(problem.rank, problem.world, step);
     std::byte* const slot = view.region(peer, call.parity()) + offset_of(problem.rank);
@@ -38,9 +43,7 @@ void ag_gemm(Problem const& problem, LaunchPlan const& plan, Operands const& ope
       call.push(slot + offset, shard + offset, pieces.size(piece) * row_bytes,
                 call.arrived(peer, problem.rank) + piece);
     }
-    if (step == 0) {  // as soon as the first push is on its way
-      check(kLaunchers[plan.choice.kernel].ag_gemm[element_index(problem.dtype)](args, stream), "launching ag_gemm");
-    }
+    if (step == 0 && !gemm_first) start_gemm();
   }
   call.join();
   copy_gathered(problem, operands, region, stream);  // every shard has arrived when the kernel is done

@@ -29,7 +29,7 @@ void ag_gemm_decomposed(Problem const& p, Operands const& operands, Workspace& w
   at::Tensor const result = gemm.matrix(y, p.world * p.rows, p.n, p.n);
   bool const wide_sums = along_k && !sums_in_result(p.dtype, schedule.pieces.count());
   at::Tensor const sums = wide_sums ? at::empty(result.sizes(), result.options().dtype(at::kFloat)) : result;
-  Call call(workspace, p, info, stream);
+  Call call(workspace, p, info, stream, BegunBy::kKernelOfItsOwn);
 
   int64_t const size = element_size(p.dtype);
   int64_t const row_bytes = p.k * size;

@@ -25,7 +25,7 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   TORCH_INTERNAL_ASSERT(view.layout.region_bytes >=
                             ar_two_shot_bytes(world, num_tiles, plan.tile_bytes, problem.rows, problem.n, size) &&
                         view.layout.send_bytes >= rs_region_bytes(world, num_tiles, plan.tile_bytes));
-  Call call(workspace, problem, info, stream);
+  Call call(workspace, problem, info, stream, BegunBy::kGemm);
   auto* const done = view.control(rank).local.tiles_done;
   auto* const y = static_cast<std::byte*>(operands.y);
   auto const chunk_offset = [&](int section, int owner) {
@@ -38,6 +38,7 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   args.y = y + chunk_offset(0, rank);
   args.y_stride = world * chunk.rows * problem.n;
   args.counts_own = true;
+  args.replayed.blocks = 0;  // the call ends when all is collected
   args.send = view.send_buffer();
   args.staged = view.region(rank, call.parity());
   args.tiles_done = done[0];
@@ -76,7 +77,7 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
                         chunk_bytes,
                         reinterpret_cast<uint8_t const*>(view.region(rank, call.parity()) + results),
                         reinterpret_cast<uint8_t*>(y)};
-  check(stream_collect(stream, call.wait(), call.arrived(rank, 0), collect,
+  check(stream_collect(stream, call.wait(), call.replayed(), call.arrived(rank, 0), collect,
                        at::cuda::getCurrentDeviceProperties()->multiProcessorCount),
         "collecting the reduced rows");
 }

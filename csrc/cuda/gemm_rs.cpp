@@ -18,7 +18,7 @@ void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   int64_t const num_tiles = plan.order.num_tiles();
   int64_t const staged_bytes = rs_region_bytes(problem.world, num_tiles, plan.tile_bytes);
   TORCH_INTERNAL_ASSERT(view.layout.region_bytes >= staged_bytes && view.layout.send_bytes >= staged_bytes);
-  Call call(workspace, problem, info, stream);
+  Call call(workspace, problem, info, stream, BegunBy::kGemm);
   LocalWords& local = view.control(problem.rank).local;
 
   auto args = kernel_args<GemmRsArgs>(problem, plan, operands, call);

@@ -22,7 +22,7 @@ void gemm_rs_decomposed(Problem const& p, Operands const& operands, Workspace& w
   WorkspaceView const& view = workspace.view();
   TORCH_INTERNAL_ASSERT(view.layout.region_bytes >= rs_chunks_bytes(p) && view.layout.send_bytes >= rs_chunks_bytes(p));
   Pieces const pieces = make_chunks(p.rows, decomposition_of(p).chunks);
-  Call call(workspace, p, info, stream);
+  Call call(workspace, p, info, stream, BegunBy::kKernelOfItsOwn);
 
   int64_t const size = element_size(p.dtype);
   auto const offset_of = [&](int owner, int source, int64_t row) {

@@ -50,7 +50,10 @@ Args kernel_args(Problem const& problem, LaunchPlan const& plan, Operands const&
 
 template <class Args>
 Args kernel_args(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Call const& call) {
-  return kernel_args<Args>(problem, plan, operands, call.arrived(problem.rank, 0), call.wait());
+  auto args = kernel_args<Args>(problem, plan, operands, call.arrived(problem.rank, 0), call.wait());
+  args.replayed = call.replayed();
+  args.replayed.blocks = static_cast<uint32_t>(plan.order.num_tiles() * args.world * args.sections);
+  return args;
 }
 
 inline int element_index(DataType dtype) {

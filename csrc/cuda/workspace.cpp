@@ -85,19 +85,22 @@ SignalWait Workspace::begin_exchange(Problem const& problem, CallInfo const& inf
   return make_wait(problem, info);
 }
 
-Call::Call(Workspace& workspace, Problem const& problem, CallInfo const& info, cudaStream_t stream)
+Call::Call(Workspace& workspace, Problem const& problem, CallInfo const& info, cudaStream_t stream, BegunBy begun_by)
     : workspace_(workspace), stream_(stream), parity_(parity_of(info.epoch)) {
-  ControlWords& control = workspace.view_.control(problem.rank);
   wait_ = workspace.make_wait(problem, info);
   workspace.note_capture(stream);
   signals_ = signal_set_of(parity_, workspace.replayed_);
-  if (workspace.replayed_) {
-    wait_.signal_word = &control.local.signal;
-    PeerWords begun{};
-    for (int r = 0; r < problem.world; ++r) begun.at[r] = workspace.view_.control(r).signals.begun;
-    check(stream_begin_call(stream, &control.local, parity_, info.digest, begun, problem.world, wait_),
-          "starting a call");
-  }
+  if (!workspace.replayed_) return;
+  LocalWords& local = workspace.view_.control(problem.rank).local;
+  bool const by_gemm = begun_by == BegunBy::kGemm;
+  wait_.signal = make_signal(0, info.digest);
+  wait_.epoch_word = by_gemm ? &local.epoch : &local.before;
+  replayed_.local = &local;
+  replayed_.world = problem.world;
+  replayed_.parity = parity_;
+  for (int r = 0; r < problem.world; ++r) replayed_.begun.at[r] = workspace.view_.control(r).signals.begun;
+  may_push_ = !by_gemm;
+  if (!by_gemm) check(stream_begin_call(stream, replayed_, wait_), "starting a call");
 }
 
 Epoch* Call::arrived(int r, int source) const {
@@ -114,20 +117,28 @@ void Call::take_tiles(uint32_t* counter, int32_t count) {
 }
 
 void Call::push(void* to, void const* from, int64_t bytes, Epoch* signal) {
+  wait_until_may_push();
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, workspace_.side_stream_), "a push to a peer");
   send_signal(signal);
 }
 
 void Call::push_rows(void* to, void const* from, int64_t pitch, int64_t width, int64_t rows, Epoch* signal) {
+  wait_until_may_push();
   check(cudaMemcpy2DAsync(to, pitch, from, pitch, width, rows, cudaMemcpyDeviceToDevice, workspace_.side_stream_),
         "a push to a peer");
   send_signal(signal);
 }
 
+void Call::wait_until_may_push() {
+  if (may_push_) return;
+  check(stream_take(workspace_.side_stream_, &replayed_.local->may_push, 1), "waiting for the start of a call");
+  may_push_ = true;
+}
+
 void Call::send_signal(Epoch* signal) {
   cudaStream_t const stream = workspace_.side_stream_;
-  if (workspace_.replayed_) {
-    check(cudaMemcpyAsync(signal, wait_.signal_word, sizeof(Epoch), cudaMemcpyDeviceToDevice, stream),
+  if (is_replayed()) {
+    check(cudaMemcpyAsync(signal, &replayed_.local->signal, sizeof(Epoch), cudaMemcpyDeviceToDevice, stream),
           "a signal to a peer");
   } else {
     check(stream_write(stream, signal, wait_.signal), "a signal to a peer");

@@ -16,7 +16,9 @@
 //     and all later eager ones, count epochs in device memory from 1 on, with signals of their own. They alternate
 //     between the regions too, but graphs may be replayed in any order, so one region can be used twice in a row. Each
 //     call first tells the peers begun[rank] = e, "this rank has finished all calls before e". Then it waits until
-//     begun[q] > last_use[region] for every peer q. After a call on the other region that holds already, by rule 3.
+//     begun[q] > last_use[region] for every peer q; before that it pushes nothing. After a call on the other region
+//     that holds already, by rule 3. The GEMM does this by one warp while the others compute: a kernel of its own
+//     before it would cost about 4 us, and one beside it might find no free SM (csrc/comm/replay.cuh).
 //
 // tests/host/protocol_model.cpp checks these rules by going through all interleavings of small cases.
 
@@ -24,7 +26,7 @@
 
 #include <string>
 
-#include "comm/fault.hpp"
+#include "comm/replay.hpp"
 #include "ops/problem.hpp"
 
 namespace flux::cuda {
@@ -64,13 +66,20 @@ class Workspace {
   bool replayed_ = false;         // rule 5 holds
 };
 
+// Who does what rule 5 asks for at the start of a call: its GEMM, launched before the first push, which then ends the
+// call too, or leaves that to a later kernel; or a small kernel before all others.
+enum class BegunBy { kGemm, kKernelOfItsOwn };
+
 // One call in flight between its first and its last launch on the caller's stream.
 class Call {
  public:
-  Call(Workspace& workspace, Problem const& problem, CallInfo const& info, cudaStream_t stream);
+  Call(Workspace& workspace, Problem const& problem, CallInfo const& info, cudaStream_t stream, BegunBy begun_by);
 
   int parity() const { return parity_; }
   SignalWait const& wait() const { return wait_; }
+  // Whether the device counts the calls, and how a kernel does it.
+  bool is_replayed() const { return replayed_.local != nullptr; }
+  ReplayedCall const& replayed() const { return replayed_; }
 
   // The signals of this call at rank `r`, written by `source`.
   Epoch* arrived(int r, int source) const;
@@ -88,6 +97,7 @@ class Call {
   void join();
 
  private:
+  void wait_until_may_push();
   void send_signal(Epoch* signal);
 
   Workspace& workspace_;
@@ -95,6 +105,8 @@ class Call {
   int parity_;
   SignalSet signals_;
   SignalWait wait_;
+  ReplayedCall replayed_;
+  bool may_push_ = true;
 };
 
 // Fills operands.gathered, where it is asked for, from the own shard and the region where all others have arrived.

@@ -26,7 +26,7 @@ cudaError_t launch_ag_gemm_kernel(AgGemmArgs const& args, cudaStream_t stream) {
   arguments.mainloop.ptr_B = static_cast<Element const*>(args.weight);
   arguments.mainloop.dB = weight_stride<WeightTransposed>(args.weight_stride);
   arguments.mainloop.ptr_shard = static_cast<Element const*>(args.shard);
-  arguments.mainloop.arrival = {args.arrived, args.pieces, args.rank, args.wait};
+  arguments.mainloop.arrival = {args.arrived, args.pieces, args.rank, args.wait, args.replayed};
   arguments.epilogue.ptr_D = static_cast<Element*>(args.y);
   arguments.epilogue.dD = {args.n, cute::_1{}, args.rows * args.n};
   arguments.epilogue.bias = static_cast<Element const*>(args.bias);

@@ -4,7 +4,7 @@
 //
 // A comes from two tensor maps: the own shard is read where it lies, the others from the workspace.
 
-#include "comm/signal.cuh"
+#include "comm/replay.cuh"
 #include "cutlass/cutlass.h"
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "schedule/tile_order.hpp"
@@ -16,6 +16,7 @@ struct ArrivalWait {
   Pieces pieces{0, 1};
   int rank = 0;
   SignalWait wait{};
+  ReplayedCall replayed{};
 };
 
 template <class Stock_>
@@ -63,6 +64,10 @@ struct AgMainloop : Stock_ {
                            cute::tuple<TensorA, TensorB> const& inputs, BlockCoord const& block, KTileIterator k_tile,
                            int k_tile_count, int thread_idx, uint32_t rank_in_cluster, TensorStorage& storage) {
     auto [m, n, k, l] = block;
+    if (tiles_left_ == 0) {
+      tiles_left_ = tiles_of_block(params.arrival.replayed);
+      begin_call(params.arrival.replayed, params.arrival.wait);
+    }
     if (int(l) == params.arrival.rank) {
       Stock::load(params.own, pipeline, write_state, inputs, cute::make_coord(m, n, k, 0), k_tile, k_tile_count,
                   thread_idx, rank_in_cluster, storage);
@@ -71,6 +76,8 @@ struct AgMainloop : Stock_ {
       Stock::load(params, pipeline, write_state, inputs, block, k_tile, k_tile_count, thread_idx, rank_in_cluster,
                   storage);
     }
+    --tiles_left_;
+    if (tiles_left_ == 0 && cute::elect_one_sync()) end_call(params.arrival.replayed);
   }
 
  private:
@@ -78,18 +85,18 @@ struct AgMainloop : Stock_ {
   CUTLASS_DEVICE void wait_rows(ArrivalWait const& arrival, int source, int m, int n) {
     int const end_row = min((m + 1) * kTileM, arrival.pieces.items);
     int const piece = arrival.pieces.piece_of(end_row - 1);
-    if (source == ready_source_ && piece <= ready_piece_) return;
+    int const needed = source * kMaxPieces + piece;
+    if (needed <= ready_ && ready_ < (source + 1) * kMaxPieces) return;
     if (cute::elect_one_sync()) {
       wait_signal(arrival.wait, arrival.arrived + source * kMaxPieces + piece, source, piece, m, n);
       fence_async_proxy();
     }
     __syncwarp();
-    ready_source_ = source;
-    ready_piece_ = piece;
+    ready_ = needed;
   }
 
-  int ready_source_ = -1;
-  int ready_piece_ = -1;
+  int tiles_left_ = 0;  // 0 before the first
+  int ready_ = -1;      // source and piece of the last wait
 };
 
 }  // namespace flux

@@ -38,8 +38,8 @@ __device__ void few_rows_load(Params const& p, typename Cfg::Storage& storage, P
   using EmptyBarrier = cutlass::arch::ClusterBarrier;
   bool const gathers = p.exchange.form == ExchangeForm::kGather;
   Tensor const weight = p.tma_weight.get_tma_tensor(make_shape(p.n, p.k));
-  auto const& tma_x = p.tma_x[gathers ? pushed.parity() : 0];
-  Tensor const x = tma_x.get_tma_tensor(make_shape(p.m, p.k));
+  int const parity = gathers ? pushed.parity() : 0;
+  Tensor const x = p.tma_x[parity].get_tma_tensor(make_shape(p.m, p.k));
   Tensor const s_weight = make_tensor(make_smem_ptr(storage.weight.begin()), typename Cfg::WeightLayout{});
   Tensor const s_x = make_tensor(make_smem_ptr(storage.x.begin()), typename Cfg::XLayout{});
 
@@ -48,6 +48,9 @@ __device__ void few_rows_load(Params const& p, typename Cfg::Storage& storage, P
   int turn = 0;                                         // of the tiles
   cutlass::PipelineState<Cfg::kStages> state(0, 1, 0);  // all stages are empty
   for (FewRowsTiles<Cfg> tile(p); tile.is_valid(); tile.next(), ++turn) {
+    bool const is_last_m = p.is_last_m(tile.m());
+    auto const& tma_x = is_last_m ? p.tma_last_x[parity] : p.tma_x[parity];
+    int const stage_bytes = Cfg::kWeightBytes + (is_last_m ? p.last_x_bytes : Cfg::kXBytes);
     auto const g_weight = local_tile(weight, Shape<Int<Cfg::TileN>, Int<Cfg::kTileK>>{}, make_coord(tile.n(), _));
     auto const g_x = local_tile(x, Shape<Int<Cfg::TileM>, Int<Cfg::kTileK>>{}, make_coord(tile.m(), _));
     auto const weights =
@@ -58,7 +61,7 @@ __device__ void few_rows_load(Params const& p, typename Cfg::Storage& storage, P
     auto const load_weight = [&](int k) {
       int const stage = ahead.index();
       EmptyBarrier::wait(&storage.empty[stage], ahead.phase());
-      FullBarrier::arrive_and_expect_tx(&storage.full[stage], Cfg::kStageBytes);
+      FullBarrier::arrive_and_expect_tx(&storage.full[stage], stage_bytes);
       copy(p.tma_weight.with(storage.full[stage], 0, TMA::CacheHintSm90::EVICT_FIRST), get<0>(weights)(_, k),
            get<1>(weights)(_, stage));
       ++ahead;

@@ -5,6 +5,15 @@
 
 namespace flux {
 
+// visit(Int<rows>) with the least number of rows, of those that a load of a tile's x can have, that holds so many.
+template <int TileM, int Rows = std::max(16, TileM / 8), class Visit>
+void with_load_rows(int rows, Visit const& visit) {
+  if constexpr (Rows < TileM) {
+    if (rows > Rows) return with_load_rows<TileM, Rows + std::max(16, TileM / 8)>(rows, visit);
+  }
+  visit(cute::Int<Rows>{});
+}
+
 template <class Cfg>
 cudaError_t launch_few_rows(FewRowsArgs const& args, cudaStream_t stream) {
   using namespace cute;
@@ -12,20 +21,37 @@ cudaError_t launch_few_rows(FewRowsArgs const& args, cudaStream_t stream) {
   int const m = static_cast<int>(args.m), n = static_cast<int>(args.n), k = static_cast<int>(args.k);
   bool const gathers = args.exchange.form == ExchangeForm::kGather;
 
-  auto const tma = [k](void const* data, int rows, int64_t stride, auto const& smem, auto tile_rows) {
+  auto const tma = [k](void const* data, int rows, int64_t stride, auto const& smem, auto tile) {
     Tensor const matrix =
         make_tensor(make_gmem_ptr(static_cast<Element const*>(data)), make_shape(rows, k), make_stride(stride, _1{}));
-    return make_tma_copy(SM90_TMA_LOAD{}, matrix, smem(_, _, 0), make_shape(tile_rows, Int<Cfg::kTileK>{}), _1{});
+    return make_tma_copy(SM90_TMA_LOAD{}, matrix, smem(_, _, 0), tile, _1{});
   };
-  auto const tma_x = [&](int parity) {
+  auto const tma_x = [&](int parity, auto tile) {
     auto const* const area = reinterpret_cast<std::byte const*>(args.exchange.slots[args.exchange.rank]);
-    return tma(gathers ? area + parity * kGatherBytes : args.x, m, args.k, typename Cfg::XLayout{}, Int<Cfg::TileM>{});
+    auto const layout = tile_to_shape(typename Cfg::SmemAtom{}, append(tile, _1{}));
+    return tma(gathers ? area + parity * kGatherBytes : args.x, m, args.k, layout, tile);
   };
-  auto const tma_weight = tma(args.weight, n, args.weight_stride, typename Cfg::WeightLayout{}, Int<Cfg::TileN>{});
-  auto const first_x = tma_x(0);
+  auto const tma_weight =
+      tma(args.weight, n, args.weight_stride, typename Cfg::WeightLayout{}, Shape<Int<Cfg::TileN>, Int<Cfg::kTileK>>{});
+  Shape<Int<Cfg::TileM>, Int<Cfg::kTileK>> const whole{};
+  auto const first_x = tma_x(0, whole), second_x = gathers ? tma_x(1, whole) : first_x;
+  // Rows beyond M cost a load as much as others, and more: the last tile of rows is loaded by a smaller box. What is
+  // left in shared memory beyond it goes into sums that nobody uses.
+  auto last_x = first_x, second_last_x = second_x;
+  int last_x_bytes = Cfg::kXBytes;
+  if (m % Cfg::TileM != 0) {
+    with_load_rows<Cfg::TileM>(m % Cfg::TileM, [&](auto rows) {
+      auto const box = make_shape(rows, size<1>(typename Cfg::SmemAtom{}));  // a load of more of K is several
+      last_x.tma_desc_ = tma_x(0, box).tma_desc_;
+      second_last_x.tma_desc_ = gathers ? tma_x(1, box).tma_desc_ : last_x.tma_desc_;
+      last_x_bytes = rows * Cfg::kTileK * int(sizeof(Element));
+    });
+  }
   FewRowsParams<Cfg, decltype(tma_weight), std::remove_const_t<decltype(first_x)>> const params{
       tma_weight,
-      {first_x, gathers ? tma_x(1) : first_x},
+      {first_x, second_x},
+      {last_x, second_last_x},
+      last_x_bytes,
       m,
       n,
       k,

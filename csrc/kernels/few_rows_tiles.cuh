@@ -20,7 +20,8 @@ struct FewRowsConfig {
   static constexpr int kThreads = kMathThreads + 128;
   static constexpr int kSliceM = TileM / SplitK;  // rows of x of a unit
   static constexpr int kWords = kSliceM / 4;      // of a thread: pairs of sums
-  static constexpr int kStageBytes = (TileN + TileM) * kTileK * 2;
+  static constexpr int kWeightBytes = TileN * kTileK * 2, kXBytes = TileM * kTileK * 2;
+  static constexpr int kStageBytes = kWeightBytes + kXBytes;
   static constexpr int kStages = 215 * 1024 / kStageBytes;
   // Of a thread: 3 warpgroups have not enough for all alike.
   static constexpr bool kUnevenRegisters = kParts > 1;
@@ -59,7 +60,9 @@ struct FewRowsConfig {
 template <class Cfg, class TmaWeight, class TmaX>
 struct FewRowsParams {
   TmaWeight tma_weight;
-  TmaX tma_x[2];  // kGather: of the area of each parity
+  TmaX tma_x[2];       // kGather: of the area of each parity
+  TmaX tma_last_x[2];  // the same, of as many rows as the last tile has
+  int last_x_bytes;    // that it brings
   int m, n, k;
   typename Cfg::Element const* bias;  // [n] or null
   typename Cfg::Element* y;
@@ -75,6 +78,7 @@ struct FewRowsParams {
     return tiles < Cfg::SplitK ? Cfg::SplitK : tiles;
   }
   CUTLASS_HOST_DEVICE int num_tiles() const { return m_tiles() * n_tiles(); }
+  CUTLASS_HOST_DEVICE bool is_last_m(int m_tile) const { return m_tile == m_tiles() - 1; }
   CUTLASS_HOST_DEVICE int num_units() const { return num_tiles() * Cfg::kParts * Cfg::SplitK; }
   // Rows of y that a rank owns.
   CUTLASS_DEVICE int first_row(int rank) const {

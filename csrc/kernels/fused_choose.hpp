@@ -184,8 +184,7 @@ inline FusedChoice many_rows_choice(Problem const& problem, int sections) {
 
 constexpr int64_t kFewRowsFirst = 256;   // up to so many they are faster than those of ag_gemm and gemm_rs for many
 constexpr double kFullTiles = 0.8;       // the least row_fill where the padding of tiles costs as much as rows do
-constexpr int64_t kRowsAtNoCost = 64;    // up to so many the time is that of the weight, whatever is in the tiles
-constexpr int64_t kRowsAtLowCost = 128;  // up to so many it is nearly so
+constexpr int64_t kRowsAtLowCost = 128;  // up to so many the time is nearly that of reading the weight
 
 // The kernels for few rows that are worth a measurement, the fastest first: those whose tile is the least that holds
 // all rows, or one of the two largest where more rows than one of these are there.
@@ -234,8 +233,8 @@ inline double few_rows_use(Problem const& problem, FewRowsRow const& row) {
 // measured at TP = 2 and 4 (bench --study rows).
 inline bool few_rows_pay(Problem const& problem, int kernel) {
   int64_t const m = total_rows(problem);
+  if (m <= kRowsAtLowCost) return true;
   double const fill = row_fill(problem, {kernel, {}, {}});
-  if (m <= kRowsAtLowCost) return m <= kRowsAtNoCost || fill >= kFullTiles;
   FewRowsRow const& row = kFewRowsKernels[kernel];
   double const use = few_rows_use(problem, row);
   if (m <= kFewRows) return use > 0.8 && fill >= 0.9;

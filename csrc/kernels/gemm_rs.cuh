@@ -8,6 +8,7 @@
 // The sum over ranks is part of the last chunk's epilogue: no reduction kernel, no atomics on data, and the order of
 // the additions is fixed. Source: FLUX, section 3 (reduce-scatter epilogue fused into the GEMM).
 
+#include "kernels/begin_mainloop.cuh"
 #include "kernels/recipe.cuh"
 #include "kernels/rs_epilogue.cuh"
 #include "kernels/tile_scheduler.cuh"
@@ -17,7 +18,7 @@ namespace flux {
 template <class Cfg, class Element, bool WeightTransposed>
 cudaError_t launch_gemm_rs_kernel(GemmRsArgs const& args, cudaStream_t stream) {
   using Epilogue = RsEpilogue<StockEpilogue<Cfg, Element>, typename Cfg::Tile, Cfg::kThreadsPerTile>;
-  using Mainloop = StockMainloop<Cfg, Element, WeightTransposed, Epilogue>;
+  using Mainloop = BeginMainloop<StockMainloop<Cfg, Element, WeightTransposed, Epilogue>>;
   using GemmKernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue,
                                                           ChunkedSchedulerTag<RsOrder>>;
   typename GemmKernel::Arguments arguments{};
@@ -25,6 +26,8 @@ cudaError_t launch_gemm_rs_kernel(GemmRsArgs const& args, cudaStream_t stream) {
   arguments.mainloop.dA = {args.k, cute::_1{}, args.rows * args.k};
   arguments.mainloop.ptr_B = static_cast<Element const*>(args.weight);
   arguments.mainloop.dB = weight_stride<WeightTransposed>(args.weight_stride);
+  arguments.mainloop.replayed = args.replayed;
+  arguments.mainloop.wait = args.wait;
   arguments.epilogue.ptr_D = static_cast<Element*>(args.y);
   arguments.epilogue.dD = {args.n, cute::_1{}, args.y_stride};
   arguments.epilogue.bias = static_cast<Element const*>(args.bias);
@@ -40,6 +43,7 @@ cudaError_t launch_gemm_rs_kernel(GemmRsArgs const& args, cudaStream_t stream) {
   transport.tiles_done = args.tiles_done;
   transport.arrived = args.arrived;
   transport.wait = args.wait;
+  transport.replayed = args.replayed;
   return launch_gemm<GemmKernel>(arguments, args, Cfg::kShape, stream);
 }
 

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime.h>
 
-#include "comm/fault.hpp"
+#include "comm/replay.hpp"
 #include "schedule/tile_order.hpp"
 
 namespace flux {
@@ -26,6 +26,7 @@ struct AgGemmArgs {
   int swizzle;
   bool along_n;
   SignalWait wait;
+  ReplayedCall replayed;
 };
 
 //   partial_c = x_c . w^T for each chunk c; the tiles of other owners' chunks go to the send buffer, those of the own
@@ -52,6 +53,7 @@ struct GemmRsArgs {
   int swizzle;
   bool along_n;
   SignalWait wait;
+  ReplayedCall replayed;
 };
 
 }  // namespace flux

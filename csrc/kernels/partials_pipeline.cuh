@@ -10,7 +10,8 @@
 
 namespace flux {
 
-template <int Slots, int SlotBytes>
+// Warps: that hold a tile.
+template <int Slots, int SlotBytes, int Warps>
 class PartialsPipeline : public cutlass::PipelineTransactionAsync<Slots> {
  public:
   using Base = cutlass::PipelineTransactionAsync<Slots>;
@@ -22,9 +23,7 @@ class PartialsPipeline : public cutlass::PipelineTransactionAsync<Slots> {
 
   // Called by all threads; the kernel's barrier before its first tile makes the zero known.
   CUTLASS_DEVICE PartialsPipeline(SharedStorage& storage, Params const& params)
-      : Base(storage, per_warp(params)),
-        parts_stored_(cute::cast_smem_ptr_to_uint(&storage.parts_stored)),
-        parts_per_tile_(params.consumer_arv_count / cutlass::NumThreadsPerWarp) {
+      : Base(storage, per_warp(params)), parts_stored_(cute::cast_smem_ptr_to_uint(&storage.parts_stored)) {
     if (threadIdx.x == 0) storage.parts_stored = 0;
   }
 
@@ -55,7 +54,7 @@ class PartialsPipeline : public cutlass::PipelineTransactionAsync<Slots> {
     for (;;) {
       uint32_t stored;
       asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(stored) : "r"(parts_stored_) : "memory");
-      if (stored >= tiles * parts_per_tile_) return;
+      if (stored >= tiles * Warps) return;
       __nanosleep(100);  // a tile takes microseconds, and the warps that compute it share the issue slots
     }
   }
@@ -63,12 +62,11 @@ class PartialsPipeline : public cutlass::PipelineTransactionAsync<Slots> {
  private:
   CUTLASS_DEVICE static Params per_warp(Params params) {
     params.producer_arv_count = 1;
-    params.consumer_arv_count /= cutlass::NumThreadsPerWarp;
+    params.consumer_arv_count = Warps;
     return params;
   }
 
   uint32_t parts_stored_;  // its address
-  uint32_t parts_per_tile_;
 };
 
 }  // namespace flux

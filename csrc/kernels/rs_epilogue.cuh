@@ -12,7 +12,7 @@
 // Both ends run the same kernel, so a tile travels as raw fragments [vector][thread], 16 bytes each: every store and
 // load is coalesced, and the owner's loads land on its own accumulators.
 
-#include "comm/signal.cuh"
+#include "comm/replay.cuh"
 #include "cutlass/cutlass.h"
 #include "cutlass/epilogue/collective/collective_builder.hpp"
 #include "cutlass/numeric_conversion.h"
@@ -35,6 +35,7 @@ struct RsTransport {
   uint32_t* tiles_done = nullptr;   // [destination][kMaxPieces]
   Epoch const* arrived = nullptr;   // [source][kMaxPieces]
   SignalWait wait{};
+  ReplayedCall replayed{};
 
   // Of the tile at `position` of a chunk of `section`.
   FLUX_HD int piece(int section, int position) const { return section * pieces.count() + pieces.piece_of(position); }
@@ -62,7 +63,7 @@ class RsEpilogue : public Stock_ {
   static_assert(kTileBytes == int64_t{kVectors} * kVectorBytes, "a tile is its fragments, nothing else");
   static_assert(kSlotBytes % kVectorBytes == 0 && kVectors % kPerSlot == 0, "a tile fills whole slots");
 
-  using LoadPipeline = PartialsPipeline<kSlots, kSlotBytes>;
+  using LoadPipeline = PartialsPipeline<kSlots, kSlotBytes, Threads / cutlass::NumThreadsPerWarp>;
   using LoadPipelineState = cutlass::PipelineState<kSlots>;
   using PipelineStorage = typename LoadPipeline::SharedStorage;
   struct TensorStorage : Stock::TensorStorage {
@@ -123,7 +124,11 @@ class RsEpilogue : public Stock_ {
     return state;
   }
 
-  CUTLASS_DEVICE void load_tail(LoadPipeline pipeline, LoadPipelineState state) { pipeline.producer_tail(state); }
+  CUTLASS_DEVICE void load_tail(LoadPipeline pipeline, LoadPipelineState state) {
+    bool const had_a_tile = tiles_counted_ != 0 || state.count() != 0;
+    if (had_a_tile && cute::elect_one_sync()) end_call(params_.transport.replayed);
+    pipeline.producer_tail(state);
+  }
 
   template <class StorePipeline, class StoreState, class ProblemShape, class TileShapeT, class TileCoord,
             class AccEngine, class AccLayout, class TiledMma>

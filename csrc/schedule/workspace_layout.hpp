@@ -44,11 +44,15 @@ struct SignalWords {
 
 // Words that only this rank touches.
 struct LocalWords {
-  Epoch epoch;                                 // calls begun on the device (graph replay)
-  Epoch signal;                                // value of the signals of the call under way (graph replay)
-  Epoch last_use[2];                           // last call that used the region of this parity (graph replay)
   uint32_t tiles_done[kMaxWorld][kMaxPieces];  // gemm_rs: finished tiles by destination rank and piece
   uint32_t fault_claim;                        // set by the first thread that meets a fault
+  // Where the device counts the calls (graph replay):
+  Epoch epoch;            // calls so far
+  Epoch before;           // calls before the one under way, if that is counted as it begins
+  Epoch signal;           // value of the signals of the call under way
+  Epoch last_use[2];      // last call that used the region of this parity
+  uint32_t may_push;      // 1 once peers may be written to
+  uint32_t blocks_ended;  // of the kernel that ends the call
 };
 
 struct ControlWords {

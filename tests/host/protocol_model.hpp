@@ -38,10 +38,12 @@
 //     The host gives each call a region when it captures or makes it. So any sequence of regions can be executed, for
 //     instance 0,1,0,0,1,1, but all ranks execute the same one. Each region has signal words of its own for them.
 //  9. `gemm` begins a call: it raises the word to e and writes begun[rank] = e to every peer. This says that the rank
-//     has finished all calls before e, eager ones included. Nothing is written at the end of a call.
+//     has finished all calls before e, eager ones included. Peers are told nothing at the end of a call. (A fused GEMM
+//     raises its own word only then, and takes e to be one more: nobody else reads it.)
 // 10. Then, with last = last_use[region] (0 before the first use), it sets last_use[region] = e and waits until
 //     begun[q] > last for every peer q. It waits for nobody before it has told everybody.
-// 11. Only then the call forks, computes and writes to peers.
+// 11. Only then the call forks, computes and writes to peers. A fused GEMM on CUDA does 9 and 10 itself, beside its
+//     first tiles, and `push` waits for that: kWaitOnSideStream.
 //
 // WHY TWO REGIONS ARE ENOUGH (eager)
 //

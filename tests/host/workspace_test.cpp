@@ -33,20 +33,20 @@ void signal_words_are_distinct() {
     }
   }
   for (auto const& word : words.signals.begun) add(&word, sizeof word);
-  add(&words.local.epoch, sizeof words.local.epoch);
-  add(&words.local.signal, sizeof words.local.signal);
-  for (auto const& word : words.local.last_use) add(&word, sizeof word);
-  add(&words.local.fault_claim, sizeof words.local.fault_claim);
   for (auto const& destination : words.local.tiles_done) {
     for (auto const& word : destination) add(&word, sizeof word);
   }
+  add(&words.local.fault_claim, sizeof words.local.fault_claim);
+  for (auto const* word : {&words.local.epoch, &words.local.before, &words.local.signal}) add(word, sizeof *word);
+  for (auto const& word : words.local.last_use) add(&word, sizeof word);
+  for (auto const* word : {&words.local.may_push, &words.local.blocks_ended}) add(word, sizeof *word);
   size_t end = 0;
   for (auto const& [offset, size] : spans) {
     CHECK(offset >= end, "words overlap at offset %zu", offset);
     end = offset + size;
   }
   CHECK(static_cast<int64_t>(end) <= WorkspaceLayout::exchange_offset(), "words end at %zu", end);
-  CHECK(spans.size() == size_t{kNumSignalSets} * kMaxWorld * kMaxPieces + kMaxWorld + 5 + kMaxWorld * kMaxPieces,
+  CHECK(spans.size() == size_t{kNumSignalSets} * kMaxWorld * kMaxPieces + kMaxWorld + 8 + kMaxWorld * kMaxPieces,
         "%zu words", spans.size());
   CHECK(static_cast<int>(SignalSet::kReplayOdd) == kNumSignalSets - 1, "%d sets", kNumSignalSets);
 }
