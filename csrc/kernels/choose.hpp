@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kernels/kernels.hpp"
+#include "kernels/num_sms.hpp"
 #include "ops/problem.hpp"
 
 namespace flux {
@@ -56,8 +57,6 @@ inline bool parse_choice(std::string text, LaunchChoice* choice) {
 inline int64_t num_tiles(Problem const& problem, TileShape shape) {
   return int64_t{problem.world} * make_tile_order(problem.rows, problem.n, shape, 1, false).num_tiles();
 }
-
-constexpr int64_t kNumSms = 132;  // of the H100 SXM and the H200; on others what is computed of it is rough, not wrong
 
 // Microseconds of the product by the kernel's model. Close enough to choose by, no more.
 inline double estimated_us(Problem const& problem, KernelRow const& kernel) {

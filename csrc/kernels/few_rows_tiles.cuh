@@ -5,6 +5,7 @@
 #include "cutlass/cutlass.h"
 #include "kernels/exchange.cuh"
 #include "kernels/few_rows_split.cuh"
+#include "kernels/num_sms.hpp"
 
 namespace flux {
 
@@ -87,7 +88,9 @@ struct FewRowsParams {
   CUTLASS_DEVICE int num_rows() const { return exchange.form == ExchangeForm::kScatter ? m / exchange.world : m; }
 };
 
-// The CTA's tiles, one after the other. All CTAs of a cluster have the same.
+// The CTA's tiles, one after the other. All CTAs of a cluster have the same. Tiles of the same rows of the weight are
+// neighbours, so they read them together. After as many as run at once on an H100, they change places: else the tiles
+// that M does not fill, which take less time, would always be those of the same CTAs.
 template <class Cfg>
 struct FewRowsTiles {
   int tile, count, m_tiles;
@@ -101,7 +104,10 @@ struct FewRowsTiles {
   __device__ bool is_last() const { return tile + int(gridDim.x / Cfg::SplitK) >= count; }
   __device__ void next() { tile += gridDim.x / Cfg::SplitK; }
   __device__ int n() const { return tile / m_tiles; }
-  __device__ int m() const { return tile % m_tiles; }
+  __device__ int m() const {
+    int const groups_at_once = max(kNumSms / Cfg::SplitK / m_tiles, 1);
+    return (tile + n() / groups_at_once) % m_tiles;
+  }
   __device__ int unit(int part) const { return (tile * Cfg::kParts + part) * Cfg::SplitK + slice(); }
 };
 

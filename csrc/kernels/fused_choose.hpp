@@ -205,7 +205,11 @@ inline std::vector<int> few_rows_order(Problem const& problem) {
   auto const loads = [&](int kernel) {
     FewRowsRow const& row = kFewRowsKernels[kernel];
     int64_t const turns = ceil_div(row.num_tiles(m, problem.n) * row.split_k, kNumSms);
-    double const rows = double(row.tile_n + row.tile_m) / row.split_k;
+    // Of x; CTAs with several tiles share those that M does not fill. Up to one large tile it hardly matters.
+    int64_t const m_tiles = ceil_div(m, int64_t{row.tile_m});
+    bool const shares = m > kLarge && (m_tiles == 1 || turns > 1);
+    double const x_rows = shares ? double(m) / double(m_tiles) : row.tile_m;
+    double const rows = (row.tile_n + x_rows) / row.split_k;
     return double(turns) * (row.split_k > 1 ? rows * 4 / 3 : rows);
   };
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return loads(a) < loads(b); });
@@ -233,7 +237,7 @@ inline double few_rows_use(Problem const& problem, FewRowsRow const& row) {
 // measured at TP = 2 and 4 (bench --study rows).
 inline bool few_rows_pay(Problem const& problem, int kernel) {
   int64_t const m = total_rows(problem);
-  if (m <= kRowsAtLowCost) return true;
+  if (m <= 2 * kRowsAtLowCost) return true;
   double const fill = row_fill(problem, {kernel, {}, {}});
   FewRowsRow const& row = kFewRowsKernels[kernel];
   double const use = few_rows_use(problem, row);
