@@ -6,10 +6,10 @@
 namespace flux {
 
 // visit(Int<rows>) with the least number of rows, of those that a load of a tile's x can have, that holds so many.
-template <int TileM, int Rows = std::max(16, TileM / 8), class Visit>
+template <int TileM, int Rows = 16, class Visit>
 void with_load_rows(int rows, Visit const& visit) {
   if constexpr (Rows < TileM) {
-    if (rows > Rows) return with_load_rows<TileM, Rows + std::max(16, TileM / 8)>(rows, visit);
+    if (rows > Rows) return with_load_rows<TileM, Rows + 16>(rows, visit);
   }
   visit(cute::Int<Rows>{});
 }
