@@ -164,6 +164,7 @@ __device__ __forceinline__ void few_rows_finish(Params const& p, typename Cfg::T
                                                 typename Cfg::Transfer::Vector const* own,
                                                 typename Cfg::Turned& turned) {
   using Transfer = typename Cfg::Transfer;
+  static_assert(Transfer::kVectors % Group == 0, "groups are whole");
   ExchangeArgs const& exchange = p.exchange;
   bool const two_shot = exchange.form == ExchangeForm::kTwoShot;
   int const first = p.first_row(exchange.rank), unit = tile.unit(part);

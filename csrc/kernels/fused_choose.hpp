@@ -237,8 +237,9 @@ inline double few_rows_use(Problem const& problem, FewRowsRow const& row) {
 // measured at TP = 2 and 4 (bench --study rows).
 inline bool few_rows_pay(Problem const& problem, int kernel) {
   int64_t const m = total_rows(problem);
-  if (m <= 2 * kRowsAtLowCost) return true;
   double const fill = row_fill(problem, {kernel, {}, {}});
+  if (m <= kRowsAtLowCost) return true;
+  if (m <= kFewRowsFirst) return problem.op == Op::kGemmAr || fill >= 0.7;  // an all-reduce takes twice as long
   FewRowsRow const& row = kFewRowsKernels[kernel];
   double const use = few_rows_use(problem, row);
   if (m <= kFewRows) return use > 0.8 && fill >= 0.9;

@@ -8,8 +8,8 @@ A choice holds for an op, a bucket of M, N, K, dtype, layout of the weight, TP a
 configurations may run, or moves their ranking. A bias and `return_gathered` are no part of the key: they allow the same
 configurations, a bias costs nothing, and the copy that `return_gathered` asks for is the same after each of them.
 
-A file of another schema, version of the package or table of kernels is foreign: its choices name other things. It is
-neither used nor overwritten, nor is a damaged one.
+A file of another schema or version of the package, or of a build with kernels that this one lacks, is foreign: its
+choices name other things. It is neither used nor overwritten, nor is a damaged one.
 """
 
 import contextlib
@@ -127,8 +127,9 @@ class Build:
         if not isinstance(kernels, dict):
             return f"its kernels are {kernels!r}, not an object"
         for kind, names in self.kernels.items():
-            if names and kind in kernels and kernels[kind] != names:
-                return f"it is of a build with other {kind} kernels: {kernels[kind]!r}, not {names!r}"
+            lacks = set(str(kernels.get(kind, "")).split()) - set(names.split())
+            if names and lacks:
+                return f"it is of a build with other {kind} kernels: this one has no {', '.join(sorted(lacks))}"
         return ""
 
 

@@ -190,6 +190,13 @@ def test_build_without_cuda_keeps_what_is_known_of_it(path):
     assert len(read(path, BUILD)) == 2
 
 
+def test_a_build_with_more_kernels_goes_on_with_the_file(path):
+    store(path, [entry()], dataclasses.replace(BUILD, kernels={"cpu": "t64", "cuda": "p64"}))
+    assert len(read(path, BUILD)) == 1
+    assert store(path, [entry(device="CPU, 2 cores")], BUILD) == 2
+    assert json.loads(open(path).read())["kernels"] == BUILD.kernels  # noqa: SIM115
+
+
 def test_entry_survives_json():
     assert Entry.from_json(json.loads(json.dumps(entry().to_json()))) == entry()
 
