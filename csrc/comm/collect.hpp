@@ -16,7 +16,7 @@ struct Collect {
   uint8_t* to;
 };
 
-// Ends the call where the device counts them.
+// Ends the call where the device counts calls.
 cudaError_t stream_collect(cudaStream_t stream, SignalWait const& wait, ReplayedCall const& call, Epoch const* arrived,
                            Collect const& collect, int num_blocks);
 

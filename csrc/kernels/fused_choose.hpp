@@ -76,19 +76,27 @@ inline Problem chunks_problem(Problem const& problem, int sections) {
   return chunks;
 }
 
-// So many sections a gemm_ar may have: with more than half of the most only where that leaves chunks of full tiles.
-inline int most_sections(Problem const& problem) {
-  bool const full = problem.rows >= int64_t{kMostArSections} * 256 * problem.world;
-  return full ? kMostArSections : kMostArSections / 2;
+// Whether a gemm_ar may have so many sections: more than half of the most only if no kernel's tiles pad their chunks,
+// as then they need no more memory than one section does.
+inline bool takes_sections(Problem const& problem, int sections) {
+  constexpr int64_t kTallest = 512;  // rows of a cluster
+  static_assert([] {
+    for (KernelRow const& row : kKernels) {
+      if (kTallest % (row.config.shape.tile_m * row.config.shape.cluster_m) != 0) return false;
+    }
+    return true;
+  }());
+  if (sections <= kMostArSections / 2) return true;
+  return sections == kMostArSections && problem.rows % (kMostArSections * kTallest * problem.world) == 0;
 }
 
 // The most whose chunks the copy engine still sends at full speed: at the end of a gemm_ar one of them is under way.
 inline int choose_sections(Problem const& problem) {
-  int sections = most_sections(problem);
+  int sections = kMostArSections;
   auto const suits = [&] {
     bool const whole = problem.rows % (int64_t{sections} * problem.world) == 0;
     int64_t const chunk_bytes = section_problem(problem, sections).rows * problem.n * element_size(problem.dtype);
-    return whole && chunk_bytes >= kFullSpeedBytes;
+    return whole && takes_sections(problem, sections) && chunk_bytes >= kFullSpeedBytes;
   };
   while (sections > 1 && !suits()) sections /= 2;
   return sections;
@@ -152,10 +160,10 @@ inline std::string why_not_fused_choice(Problem const& problem, FusedChoice cons
     return "the kernels for many rows take an M that is a multiple of TP x sections = " +
            std::to_string(many.sections * problem.world);
   }
-  int const most = most_sections(problem);
-  if (many.sections > most || many.sections * (many.pieces + 1) > kMaxPieces) {
+  if (!takes_sections(problem, many.sections) || many.sections * (many.pieces + 1) > kMaxPieces) {
     return std::to_string(many.sections) + " sections of " + std::to_string(many.pieces) + " pieces are more than " +
-           std::to_string(most) + ", or need more than " + std::to_string(kMaxPieces) + " signals";
+           std::to_string(kMostArSections / 2) + " (" + std::to_string(kMostArSections) +
+           " where M is a multiple of 4096 x TP), or need more than " + std::to_string(kMaxPieces) + " signals";
   }
   return {};
 }
@@ -164,7 +172,7 @@ inline std::string why_not_fused_choice(Problem const& problem, FusedChoice cons
 inline int64_t ar_send_bytes_at_most(Problem const& problem) {
   int64_t most = 0;
   if (problem.rows < least_many_rows(problem.world)) return most;
-  for (int sections = 1; sections <= most_sections(problem); ++sections) {
+  for (int sections = 1; sections <= kMostArSections / 2; ++sections) {
     most = std::max(most, sections * largest_rs_region_bytes(section_problem(problem, sections)));
   }
   return most;

@@ -1,7 +1,7 @@
 #pragma once
 // gemm_rs, fused: partial_c = x_c . w^T for each chunk c, the chunk of the next rank first, the own chunk last.
 //
-//   stores   math warps, tile by tile, to the local send buffer; they count finished tiles
+//   stores   math warps, tile by tile, to the local send buffer; a warp beside them counts finished tiles
 //   pushes   the copy engine, piece by piece, when the count of a piece is reached; then the piece's signal
 //   waits    a warp that brings the partials, once per tile of the own chunk, for that tile's piece from each peer
 //

@@ -3,7 +3,9 @@
 // The barriers count one arrival of the filling thread and one of each warp; those of CUTLASS's pipeline count every
 // thread, which is 32 times as many arrivals at one word of shared memory.
 //
-// The other way round, the warps that hold a tile tell the filling thread when they have stored it.
+// The other way round, each warp that holds a tile tells the warp of the filling thread when it has stored its part.
+// One sum over all warps would not do: nothing keeps the warps of a cooperative kernel from storing a tile while others
+// have yet to store the one before.
 
 #include "cute/arch/copy_sm90_tma.hpp"
 #include "cutlass/pipeline/pipeline.hpp"
@@ -18,13 +20,14 @@ class PartialsPipeline : public cutlass::PipelineTransactionAsync<Slots> {
   using typename Base::Params;
   using typename Base::PipelineState;
   struct SharedStorage : Base::SharedStorage {
-    uint32_t parts_stored;  // by a warp each, of all tiles so far
+    uint32_t tiles_stored[Warps];  // so far, by each warp
   };
 
-  // Called by all threads; the kernel's barrier before its first tile makes the zero known.
+  // Called by all threads of the block.
   CUTLASS_DEVICE PartialsPipeline(SharedStorage& storage, Params const& params)
-      : Base(storage, per_warp(params)), parts_stored_(cute::cast_smem_ptr_to_uint(&storage.parts_stored)) {
-    if (threadIdx.x == 0) storage.parts_stored = 0;
+      : Base(storage, per_warp(params)), tiles_stored_(cute::cast_smem_ptr_to_uint(storage.tiles_stored)) {
+    if (threadIdx.x < Warps) storage.tiles_stored[threadIdx.x] = 0;
+    __syncthreads();
   }
 
   // Called by one thread: brings the bytes of a slot, when it is empty. They are the params' transaction_bytes.
@@ -41,22 +44,29 @@ class PartialsPipeline : public cutlass::PipelineTransactionAsync<Slots> {
     if (cute::elect_one_sync()) Base::consumer_release(state);
   }
 
-  // Called by whole warps, when they have stored their part of a tile.
-  CUTLASS_DEVICE void tile_stored() const {
+  // Called by a whole warp, of that number among those that hold the tile, when it has stored its part.
+  CUTLASS_DEVICE void tile_stored(int warp) const {
     __syncwarp();
     if (cute::elect_one_sync()) {
-      asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(parts_stored_) : "memory");
+      asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(tiles_stored_ + 4 * warp) : "memory");
     }
   }
 
-  // Called by one thread: returns when so many tiles are stored, and what was stored is visible to it.
+  // Called by a whole warp: returns when all warps have stored so many tiles, and what they stored is visible to it.
   CUTLASS_DEVICE void wait_stored(uint32_t tiles) const {
-    for (;;) {
-      uint32_t stored;
-      asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(stored) : "r"(parts_stored_) : "memory");
-      if (stored >= tiles * Warps) return;
-      __nanosleep(100);  // a tile takes microseconds, and the warps that compute it share the issue slots
+    int const warp = threadIdx.x % cutlass::NumThreadsPerWarp;
+    if (warp < Warps) {
+      for (;;) {
+        uint32_t stored;
+        asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];"
+                     : "=r"(stored)
+                     : "r"(tiles_stored_ + 4 * warp)
+                     : "memory");
+        if (stored >= tiles) break;
+        __nanosleep(100);  // a tile takes microseconds, and the warps that compute it share the issue slots
+      }
     }
+    __syncwarp();
   }
 
  private:
@@ -66,7 +76,7 @@ class PartialsPipeline : public cutlass::PipelineTransactionAsync<Slots> {
     return params;
   }
 
-  uint32_t parts_stored_;  // its address
+  uint32_t tiles_stored_;  // their address
 };
 
 }  // namespace flux

@@ -125,6 +125,7 @@ class RsEpilogue : public Stock_ {
   }
 
   CUTLASS_DEVICE void load_tail(LoadPipeline pipeline, LoadPipelineState state) {
+    // After the begin of the call, which is before the first load of the mainloop: that one lets this warp start.
     bool const had_a_tile = tiles_counted_ != 0 || state.count() != 0;
     if (had_a_tile && cute::elect_one_sync()) end_call(params_.transport.replayed);
     pipeline.producer_tail(state);
@@ -143,7 +144,7 @@ class RsEpilogue : public Stock_ {
     auto const [section, owner] = ar_chunk_of(int(l), t.world);
     if (owner != t.rank) {
       send(acc, owner, section, at, thread_idx);
-      load_pipeline.tile_stored();
+      load_pipeline.tile_stored(thread_idx / cutlass::NumThreadsPerWarp);
       return cute::make_tuple(load_state, store_state);
     }
     add_partials(acc, load_pipeline, section, at, thread_idx, storage);
@@ -158,7 +159,7 @@ class RsEpilogue : public Stock_ {
       if (thread_idx < cutlass::NumThreadsPerWarp) {
         asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");  // of the thread that stored: all is in y
       }
-      load_pipeline.tile_stored();
+      load_pipeline.tile_stored(thread_idx / cutlass::NumThreadsPerWarp);
     }
     return cute::make_tuple(load_state, next);
   }
@@ -213,8 +214,8 @@ class RsEpilogue : public Stock_ {
   // Run by one warp: counts its next tile, when it is stored.
   CUTLASS_DEVICE void count(LoadPipeline const& pipeline, int owner, int piece) {
     ++tiles_counted_;
+    pipeline.wait_stored(tiles_counted_);
     if (cute::elect_one_sync()) {
-      pipeline.wait_stored(tiles_counted_);
       count_release_gpu(params_.transport.tiles_done + owner * kMaxPieces + piece);
     }
     __syncwarp();

@@ -109,7 +109,7 @@ def _checked(fields: dict, name: str, kind: type):
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """What a file must have been written by."""
+    """What reads and writes a file."""
 
     version: str
     kernels: dict[str, str]  # names of the configurations by kind of device; "" where this build has none

@@ -2,8 +2,8 @@ import time
 
 import pytest
 
-from tests.cases.base import call, make
-from tests.cases.faults import SLACK_S, FaultCases, case_of, expect_timeouts
+from tests.cases.base import Case, call, make
+from tests.cases.faults import SLACK_S, FaultCases, expect_timeouts
 from tests.cases.graphs import capture
 
 
@@ -11,7 +11,7 @@ def late_replay(ctx, op, seconds, culprit):
     """The culprit comes `seconds` late to the second replay of a graph of one call: the others wait where it begins,
     as that call is to use the region of the one before.
     """
-    operands = make(ctx, case_of(ctx, op))
+    operands = make(ctx, Case(op, 1024, 4096, 1024))  # more tiles than SMs: no block has one of the own chunk at first
     call(operands, strategy="fused")
     graph, _ = capture(lambda: call(operands, strategy="fused"))
     graph.replay()

@@ -162,8 +162,9 @@ void sections_are_as_many_as_full_pushes_leave() {
     int64_t m, n;
     int sections;
   };
-  for (Row const row : {Row{2, 16384, 8192, 8}, Row{2, 4096, 8192, 8}, Row{2, 4100, 8192, 2}, Row{2, 4098, 8192, 1},
-                        Row{2, 1024, 8192, 2}, Row{2, 1024, 4096, 1}, Row{4, 4096, 8192, 4}, Row{8, 4096, 8192, 2}}) {
+  for (Row const row : {Row{2, 16384, 8192, 8}, Row{2, 4096, 8192, 4}, Row{2, 4100, 8192, 2}, Row{2, 4098, 8192, 1},
+                        Row{2, 8192, 8192, 8}, Row{2, 8208, 8192, 4}, Row{2, 1024, 8192, 2}, Row{2, 1024, 4096, 1},
+                        Row{4, 4096, 8192, 4}, Row{8, 4096, 8192, 2}}) {
     Problem const p = problem_of(Op::kGemmAr, row.world, row.m, row.n, 4096);
     CHECK(choose_sections(p) == row.sections, "M %ld, N %ld, %d ranks: %d", long(row.m), long(row.n), row.world,
           choose_sections(p));

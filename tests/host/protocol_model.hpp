@@ -77,7 +77,8 @@
 //   one, and tell all peers before they wait (10): begun reaches e > last everywhere. Then no `push` of ag_gemm waits
 //   for anything else. The chunks of peers in gemm_rs wait for nothing, so every count is reached and every piece is
 //   sent; then every own tile has what it waits for. This needs the streams to run side by side: see
-//   Change::kWaitKernelNeedsSm. The wait of rule 10 stands before the GEMM on its stream, so it may be a kernel.
+//   Change::kWaitKernelNeedsSm. The wait of rule 10 is one of a warp of the GEMM's first block, after it has told all
+//   peers, or of a kernel before the GEMM on its stream.
 //
 // HOW IT IS MODELLED
 //
