@@ -308,7 +308,8 @@ inline bool find_fused_choice(Problem const& problem, FusedChoice* choice) {
 }
 
 // Whether what was measured with `measured_m` rows in all may stand for the problem: not where other kernels run, and a
-// configuration of `fused` only if it fills its tiles about as well. `config` is empty for the other strategies.
+// configuration of `fused` only if it can run and fills its tiles about as well. `config` is empty for the other
+// strategies.
 inline bool suits(Problem const& problem, std::string const& config, int64_t measured_m) {
   int64_t const m = total_rows(problem);
   if (m == measured_m) return true;
@@ -317,6 +318,7 @@ inline bool suits(Problem const& problem, std::string const& config, int64_t mea
   }
   FusedChoice choice;
   if (!parse_fused_choice(problem.op, config, &choice)) return true;
+  if (!why_not_fused_choice(problem, choice).empty()) return false;
   Problem measured = problem;
   measured.rows = problem.op == Op::kGemmAr ? measured_m : measured_m / problem.world;
   bool const as_full = row_fill(problem, choice) >= 0.9 * row_fill(measured, choice);

@@ -289,7 +289,9 @@ void a_choice_suits_rows_that_fill_its_tiles() {
       {Op::kGemmRs, "p128x128_2x1/n2/p2", 1024, 514, false},
       {Op::kGemmAr, "c128x256_2x1/m1/p1/s2", 1024, 1020, true},
       {Op::kGemmAr, "c128x256_2x1/m1/p1/s2", 1024, 516, false},
-      {Op::kGemmRs, "p128x128_2x1/n2/p2", 1024, 512, false},  // where there are kernels for few rows
+      {Op::kGemmAr, "p128x192_2x1/m1/p1/s8", 16384, 8192, true},
+      {Op::kGemmAr, "p128x192_2x1/m1/p1/s8", 8192, 8064, false},  // 8 sections would pad their chunks
+      {Op::kGemmRs, "p128x128_2x1/n2/p2", 1024, 512, false},      // where there are kernels for few rows
       {Op::kGemmRs, "128x128", 512, 514, false},
       {Op::kGemmRs, "", 1024, 514, true},
       {Op::kGemmRs, "", 1024, 512, false},
