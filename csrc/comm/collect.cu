@@ -6,7 +6,7 @@ namespace flux {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kInFlight = 4;  // 16-byte loads of a thread; one alone leaves the memory half idle
+constexpr int kInFlight = 4;  // 16-byte loads of a thread
 
 // Called by all threads of a block: to[begin, end) = from[begin, end).
 __device__ __forceinline__ void copy(uint4* to, uint4 const* from, int64_t begin, int64_t end) {

@@ -57,6 +57,8 @@ inline bool parse_fused_choice(Op op, std::string const& text, FusedChoice* choi
 }
 
 constexpr int kMostArSections = 8;
+constexpr int64_t kTallestCluster = 512;                                    // rows, of any kernel for many rows
+constexpr int64_t kRowsOfMostSections = kMostArSections * kTallestCluster;  // of M / TP, or a multiple
 
 // With fewer, the chunks of the ranks are mostly padding.
 inline int64_t least_many_rows(int world) { return int64_t{128} * world; }
@@ -79,15 +81,14 @@ inline Problem chunks_problem(Problem const& problem, int sections) {
 // Whether a gemm_ar may have so many sections: more than half of the most only if no kernel's tiles pad their chunks,
 // as then they need no more memory than one section does.
 inline bool takes_sections(Problem const& problem, int sections) {
-  constexpr int64_t kTallest = 512;  // rows of a cluster
   static_assert([] {
     for (KernelRow const& row : kKernels) {
-      if (kTallest % (row.config.shape.tile_m * row.config.shape.cluster_m) != 0) return false;
+      if (kTallestCluster % (row.config.shape.tile_m * row.config.shape.cluster_m) != 0) return false;
     }
     return true;
   }());
   if (sections <= kMostArSections / 2) return true;
-  return sections == kMostArSections && problem.rows % (kMostArSections * kTallest * problem.world) == 0;
+  return sections == kMostArSections && problem.rows % (kRowsOfMostSections * problem.world) == 0;
 }
 
 // The most whose chunks the copy engine still sends at full speed: at the end of a gemm_ar one of them is under way.
@@ -162,8 +163,8 @@ inline std::string why_not_fused_choice(Problem const& problem, FusedChoice cons
   }
   if (!takes_sections(problem, many.sections) || many.sections * (many.pieces + 1) > kMaxPieces) {
     return std::to_string(many.sections) + " sections of " + std::to_string(many.pieces) + " pieces are more than " +
-           std::to_string(kMostArSections / 2) + " (" + std::to_string(kMostArSections) +
-           " where M is a multiple of 4096 x TP), or need more than " + std::to_string(kMaxPieces) + " signals";
+           std::to_string(kMostArSections / 2) + " (" + std::to_string(kMostArSections) + " where M is a multiple of " +
+           std::to_string(kRowsOfMostSections) + " x TP), or need more than " + std::to_string(kMaxPieces) + " signals";
   }
   return {};
 }
@@ -247,7 +248,7 @@ inline bool few_rows_pay(Problem const& problem, int kernel) {
   int64_t const m = total_rows(problem);
   double const fill = row_fill(problem, {kernel, {}, {}});
   if (m <= kRowsAtLowCost) return true;
-  if (m <= kFewRowsFirst) return problem.op == Op::kGemmAr || fill >= 0.7;  // an all-reduce takes twice as long
+  if (m <= kFewRowsFirst) return problem.op == Op::kGemmAr || fill >= 0.7;
   FewRowsRow const& row = kFewRowsKernels[kernel];
   double const use = few_rows_use(problem, row);
   if (m <= kFewRows) return use > 0.8 && fill >= 0.9;
@@ -284,7 +285,7 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
   }
   bool const few_first = !few.empty() && (total_rows(problem) <= kFewRows || few_rows_pay(problem, few.front()));
   if (few_first) add_few_rows();
-  for (int const sections : {choose_sections(problem), 1, 2, 4, 8}) {
+  for (int const sections : {choose_sections(problem), 1, 2, 4, kMostArSections}) {
     if (problem.rows % (int64_t{sections} * problem.world) != 0) continue;
     for (LaunchChoice launch : launch_candidates(chunks_problem(problem, sections))) {
       FusedChoice choice = many_rows_choice(problem, sections);
