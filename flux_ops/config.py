@@ -1,14 +1,15 @@
 """Settings from the environment. A value that makes no sense is an error, not a default.
 
-=================  =======================================================================  =======
-variable           meaning                                                                  default
-=================  =======================================================================  =======
-FLUX_TIMEOUT       seconds that a rank waits for a peer before it raises                    30
-FLUX_CHECK         1: the ranks compare their arguments on the first call of a shape;       1
-                   0: they don't, and ranks that disagree end in an error of a wait
-FLUX_CPU_THREADS   worker threads of one call on the CPU                                    min(4, cores / ranks)
-FLUX_TUNE_CACHE    file of tuned choices; off: neither it nor those of the package          see default_tune_cache
-=================  =======================================================================  =======
+==================  =======================================================================  =======
+variable            meaning                                                                  default
+==================  =======================================================================  =======
+FLUX_TIMEOUT        seconds that a rank waits for a peer before it raises                    30
+FLUX_CHECK          1: the ranks compare their arguments on the first call of a shape;       1
+                    0: they don't, and ranks that disagree end in an error of a wait
+FLUX_CPU_THREADS    worker threads of one call on the CPU                                    min(4, cores / ranks)
+FLUX_RANKS_PER_GPU  ranks that may share a GPU, which then compute in turn: for tests only   1
+FLUX_TUNE_CACHE     file of tuned choices; off: neither it nor those of the package          see default_tune_cache
+==================  =======================================================================  =======
 """
 
 import dataclasses
@@ -24,6 +25,7 @@ class Settings:
     timeout_s: float = 30.0
     check_ranks: bool = True
     cpu_threads: int = 0  # 0: the default
+    ranks_per_gpu: int = 1
     tune_cache: str = ""  # path of the user's file; empty: none
     shipped_caches: bool = True
 
@@ -46,6 +48,15 @@ def default_tune_cache(env: Mapping[str, str]) -> str:
     return os.path.join(folder, "flux_ops", "tune.json") if folder else ""
 
 
+def _count(env: Mapping[str, str], name: str, most: int, default: int) -> int:
+    text = env.get(name)
+    if text is None:
+        return default
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise ValueError(f"the environment variable {name} is {text!r}; it must be 1 to {most}.")
+    return int(text)
+
+
 def read_environment(env: Mapping[str, str] = os.environ) -> Settings:
     settings = Settings()
     if "FLUX_TIMEOUT" in env:
@@ -54,11 +65,8 @@ def read_environment(env: Mapping[str, str] = os.environ) -> Settings:
     if check not in ("0", "1"):
         raise ValueError(f"the environment variable FLUX_CHECK is {check!r}; it must be 0 or 1.")
     settings.check_ranks = check == "1"
-    if "FLUX_CPU_THREADS" in env:
-        text = env["FLUX_CPU_THREADS"]
-        if not text.isdecimal() or not 1 <= int(text) <= 256:
-            raise ValueError(f"the environment variable FLUX_CPU_THREADS is {text!r}; it must be 1 to 256.")
-        settings.cpu_threads = int(text)
+    settings.cpu_threads = _count(env, "FLUX_CPU_THREADS", 256, default=0)
+    settings.ranks_per_gpu = _count(env, "FLUX_RANKS_PER_GPU", 16, default=1)
     settings.tune_cache = env.get("FLUX_TUNE_CACHE", default_tune_cache(env))
     if "FLUX_TUNE_CACHE" in env and not settings.tune_cache.strip():
         raise ValueError(

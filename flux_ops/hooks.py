@@ -79,8 +79,9 @@ class Hooks:
             mine = topology.probe(members.rank, kind, index, self._version, self._why_not_cuda)
             with self._broken_by_timeout(site):
                 texts = members.exchange(site, f"probe/{kind}", mine.to_json())
+            probes = [topology.Probe.from_json(text) for text in texts]
             try:
-                self._connections[key] = topology.decide([topology.Probe.from_json(t) for t in texts], kind)
+                self._connections[key] = topology.decide(probes, kind, settings.ranks_per_gpu)
             except ValueError as error:
                 raise ValueError(f"{site}: {error}") from None
         return self._connections[key]

@@ -60,10 +60,10 @@ def probe(rank: int, device_type: str, device_index: int, version: str, why_not_
     )
 
 
-def decide(probes: list[Probe], device_type: str) -> str:
+def decide(probes: list[Probe], device_type: str, ranks_per_gpu: int = 1) -> str:
     """Why the ranks can't share memory on this kind of device, as a clause; empty if they can.
 
-    Raises ValueError for what no strategy can run: two ranks on one GPU, or unlike versions.
+    Raises ValueError for what no strategy can run: more ranks on one GPU than may share it, or unlike versions.
     """
     first = probes[0]
     for p in probes:
@@ -73,7 +73,8 @@ def decide(probes: list[Probe], device_type: str) -> str:
                 f"{p.version}."
             )
     for a, b in _pairs(probes):
-        if device_type == "cuda" and a.gpu_uuid == b.gpu_uuid:
+        sharing = sum(p.gpu_uuid == a.gpu_uuid for p in probes)
+        if device_type == "cuda" and a.gpu_uuid == b.gpu_uuid and sharing > ranks_per_gpu:
             raise ValueError(
                 f"ranks {a.rank} and {b.rank} both use GPU {a.gpu_index} ({a.gpu_name}, {a.gpu_uuid}); each rank needs "
                 "a GPU of its own: call torch.cuda.set_device(local_rank) before anything else."
@@ -102,7 +103,7 @@ def _why_not_connected(a: Probe, b: Probe, device_type: str) -> str:
         if a.pid_namespace != b.pid_namespace:
             return f"{pair} are in different process-id namespaces, so they can't map each other's memory"
         return ""
-    if a.gpu_index == b.gpu_index:
+    if a.gpu_index == b.gpu_index and a.gpu_uuid != b.gpu_uuid:
         return (
             f"{pair} use different GPUs under the same number {a.gpu_index}, because each process sees only some of "
             "them; launch every rank with all GPUs visible (the same CUDA_VISIBLE_DEVICES) and call "

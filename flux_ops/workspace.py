@@ -12,6 +12,7 @@ import os
 
 import torch
 
+from flux_ops.config import settings
 from flux_ops.rendezvous import Members, Site
 from flux_ops.symmetric import rendezvous
 
@@ -81,6 +82,8 @@ class DeviceBlock:
     def __init__(self, members: Members, site: Site, total_bytes: int, slots: tuple[int, int], device: torch.device):
         import torch.distributed._symmetric_memory as symm_mem
 
+        if settings.ranks_per_gpu > 1:
+            os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
         key = f"grow/{site.call}"
         error = ""
         self._memory = None

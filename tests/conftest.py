@@ -55,9 +55,14 @@ def _device_of(path):
     return "cuda" if "gpu" in pathlib.Path(path).parts else "cpu"
 
 
+def gpu_ranks():
+    """How many ranks the GPUs of this machine take."""
+    return torch.cuda.device_count() * int(os.environ.get("FLUX_RANKS_PER_GPU", "1"))
+
+
 def why_no_gpus(needed=2):
     """Why the GPU tests can't run here, or None. Creates no CUDA context in this process."""
-    if torch.cuda.device_count() < needed:
+    if gpu_ranks() < needed:
         return f"needs {needed} GPUs, this machine has {torch.cuda.device_count()}"
     import flux_ops
 
@@ -77,7 +82,7 @@ def pytest_generate_tests(metafunc):
     if device == "cpu":
         params = [pytest.param((device, world), id=f"cpu{world}") for world in worlds]
     else:
-        present = torch.cuda.device_count()
+        present = gpu_ranks()
         wanted = marker.args if marker else range(2, max(present, 2) + 1)
         for world in [w for w in wanted if w <= present] or [min(wanted)]:
             reason = why_no_gpus(world)

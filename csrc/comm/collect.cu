@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads)
 cudaError_t stream_collect(cudaStream_t stream, SignalWait const& wait, ReplayedCall const& call, Epoch const* arrived,
                            Collect const& collect, int num_blocks) {
   ReplayedCall ended = call;
-  ended.blocks = static_cast<uint32_t>(num_blocks);
+  ended.items = static_cast<uint32_t>(num_blocks);
   collect_kernel<<<num_blocks, kThreads, 0, stream>>>(wait, ended, arrived, collect);
   return cudaGetLastError();
 }

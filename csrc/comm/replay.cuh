@@ -39,16 +39,16 @@ __device__ __forceinline__ void begin_call(ReplayedCall const& call, SignalWait 
   if (threadIdx.x % 32 == 0) count_release_gpu(&call.local->may_push);
 }
 
-// How many tiles the block has of a kernel whose blocks take them in turn.
+// How many of the items, which are tiles, the block has.
 __device__ __forceinline__ int tiles_of_block(ReplayedCall const& call) {
   uint32_t const block = blockIdx.x + blockIdx.y * gridDim.x, blocks = gridDim.x * gridDim.y;
-  return (call.blocks - block + blocks - 1) / blocks;
+  return (call.items - block + blocks - 1) / blocks;
 }
 
 // Run by one thread of each block.
 __device__ __forceinline__ void end_call(ReplayedCall const& call) {
-  if (call.local == nullptr || call.blocks == 0) return;
-  uint32_t const blocks = min(call.blocks, gridDim.x * gridDim.y);
+  if (call.local == nullptr || call.items == 0) return;
+  uint32_t const blocks = min(call.items, gridDim.x * gridDim.y);
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
                : "=r"(before)

@@ -18,7 +18,7 @@ struct ReplayedCall {
   PeerWords begun{};
   int world = 1;
   int parity = 0;
-  uint32_t blocks = 0;  // that end the call, at most: it has as many tiles; 0: a later kernel ends it
+  uint32_t items = 0;  // of work, that the blocks of the kernel take in turn; 0: a later kernel ends the call
 };
 
 // Begins a call by a small kernel of its own, where no kernel of the call can: it stands before all others on the

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include "cuda/launch.hpp"
+#include "kernels/occupancy.hpp"
 #include "kernels/predict.hpp"
 #include "ops/backend.hpp"
 #include "ops/decomposed.hpp"
@@ -98,6 +99,8 @@ std::shared_ptr<LaunchPlan const> make_launch_plan(Problem const& problem) {
 std::shared_ptr<Workspace> make_workspace(WorkspaceView const& view) { return std::make_shared<Workspace>(view); }
 
 void check_fault(Workspace const& workspace) { workspace.check_fault(); }
+
+void set_spare_sms(int count) { spare_sms = count; }
 
 bool is_captured(Workspace const& workspace) { return workspace.is_captured(); }
 

@@ -38,7 +38,7 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   args.y = y + chunk_offset(0, rank);
   args.y_stride = world * chunk.rows * problem.n;
   args.counts_own = true;
-  args.replayed.blocks = 0;  // the call ends when all is collected
+  args.replayed.items = 0;  // the call ends when all is collected
   args.send = view.send_buffer();
   args.staged = view.region(rank, call.parity());
   args.tiles_done = done[0];

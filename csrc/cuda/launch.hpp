@@ -52,7 +52,7 @@ template <class Args>
 Args kernel_args(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Call const& call) {
   auto args = kernel_args<Args>(problem, plan, operands, call.arrived(problem.rank, 0), call.wait());
   args.replayed = call.replayed();
-  args.replayed.blocks = static_cast<uint32_t>(plan.order.num_tiles() * args.world * args.sections);
+  args.replayed.items = static_cast<uint32_t>(plan.order.num_tiles() * args.world * args.sections);
   return args;
 }
 

@@ -239,7 +239,7 @@ __device__ void few_rows_compute(Params const& p, typename Cfg::Storage& storage
   if (gathers) return;
   FewRowsTiles<Cfg> last(p);
   while (!last.is_last()) last.next();
-  constexpr int kGroup = std::min(Transfer::kVectors, 4);
+  constexpr int kGroup = Transfer::kVectors == 6 ? 3 : std::min(Transfer::kVectors, 4);
   few_rows_finish<Cfg, kGroup>(p, transfer, last, thread / 128, thread % 128, kKeeps ? words : nullptr,
                                storage.turned[thread / 32]);
 }

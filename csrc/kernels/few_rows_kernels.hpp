@@ -21,10 +21,10 @@ struct FewRowsRow {
 // Of two that load as much, the first is the faster one. A high tile fills shared memory with less of x; where few of
 // them cover the weight, they are shared.
 inline constexpr FewRowsRow kFewRowsKernels[] = {
-    {"64x16", 64, 16, 1},        {"128x16", 128, 16, 1},      {"64x32_k2", 64, 32, 2},  {"64x32", 64, 32, 1},
-    {"128x64_k2", 128, 64, 2},   {"64x64_k2", 64, 64, 2},     {"64x64", 64, 64, 1},     {"128x64", 128, 64, 1},
-    {"128x128", 128, 128, 1},    {"128x128_k2", 128, 128, 2}, {"128x192", 128, 192, 1}, {"128x256", 128, 256, 1},
-    {"128x256_k2", 128, 256, 2},
+    {"64x16", 64, 16, 1},      {"128x16", 128, 16, 1},      {"64x32_k2", 64, 32, 2},  {"64x32", 64, 32, 1},
+    {"128x64_k2", 128, 64, 2}, {"64x64_k2", 64, 64, 2},     {"64x64", 64, 64, 1},     {"128x64", 128, 64, 1},
+    {"128x128", 128, 128, 1},  {"128x128_k2", 128, 128, 2}, {"128x192", 128, 192, 1}, {"128x192_k2", 128, 192, 2},
+    {"128x256", 128, 256, 1},  {"128x256_k2", 128, 256, 2},
 };
 inline constexpr int kNumFewRowsKernels = sizeof(kFewRowsKernels) / sizeof(kFewRowsKernels[0]);
 

@@ -5,13 +5,14 @@
 
 namespace flux {
 
-// visit(Int<rows>) with the least number of rows, of those that a load of a tile's x can have, that holds so many.
+// visit(Int<rows>) with the least number of rows, of those that a load of a part of a tile's x can have, that holds so
+// many; nothing if it takes the whole tile.
 template <int TileM, int Rows = 16, class Visit>
 void with_load_rows(int rows, Visit const& visit) {
   if constexpr (Rows < TileM) {
     if (rows > Rows) return with_load_rows<TileM, Rows + 16>(rows, visit);
+    visit(cute::Int<Rows>{});
   }
-  visit(cute::Int<Rows>{});
 }
 
 template <class Cfg>

@@ -1,14 +1,19 @@
 #pragma once
 // How many clusters of a kernel the current device runs at once. In-kernel waits rely on all CTAs of the grid being
 // resident, so no grid is larger.
+//
+// Ranks that share a GPU leave some SMs to the copies: on one GPU the copy engine's work is done by a kernel.
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <utility>
 
 namespace flux {
+
+inline std::atomic<int> spare_sms = 0;  // of each GPU
 
 inline cudaError_t max_active_clusters(void const* kernel, dim3 cluster, int threads, int smem_bytes, int* device,
                                        int* result) {
@@ -32,7 +37,8 @@ inline cudaError_t max_active_clusters(void const* kernel, dim3 cluster, int thr
     error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
     if (error != cudaSuccess) return error;
   }
-  *result = clusters;
+  int const cluster_size = static_cast<int>(cluster.x * cluster.y);
+  *result = clusters - (spare_sms + cluster_size - 1) / cluster_size;
   return cudaSuccess;
 }
 

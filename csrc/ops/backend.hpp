@@ -64,6 +64,9 @@ bool is_captured(Workspace const& workspace);
 // True while the current stream records a CUDA graph.
 bool is_capturing();
 
+// How many SMs of each GPU the kernels leave to others.
+void set_spare_sms(int count);
+
 // Enqueue one call on the current stream. A fault of an earlier call is thrown before anything is launched.
 void ag_gemm(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
              CallInfo const& info);

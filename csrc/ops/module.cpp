@@ -96,6 +96,10 @@ void add_module_functions(py::module_& m) {
   m.def("set_check_ranks", [](bool check) { settings().check_ranks = check; });
   m.def("set_cpu_threads", &cpu::set_num_threads, "Worker threads of one CPU call; 0 asks for the default.");
 
+#if defined(FLUX_WITH_CUDA)
+  m.def("set_spare_sms", &cuda::set_spare_sms, "How many SMs of each GPU the kernels leave to others.");
+#endif
+
   // (state id, call index) of a collective step outside an op: it counts as a call.
   m.def("begin_step", [](std::string const& group_name, std::string const& what) {
     auto const state = group_state(what.c_str(), group_name);

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import flux_ops
+from flux_ops import extension
 from tests.cases.base import BF16, FP16, OPS, REFUSALS, Case, call, check, make, run
 from tests.harness.compare import Findings, first_difference
 
@@ -126,6 +127,25 @@ def constant_lag(ctx, op, laggard, rounds, slow_s, strategies=("fused",)):
     for strategy, case, y in results:
         want = make(ctx, case).expected().to(BF16)
         findings.add(f"{strategy} {case}", first_difference(y, want, rank=ctx.rank, rows_per_chunk=rows))
+    return findings.finish()
+
+
+def short_k(ctx, rounds):
+    """One step of K, many tiles: the warps of a kernel may run ahead of each other as far as it lets them."""
+    findings, results = Findings(), []
+    kernels = [name for name in extension.module.config_names("cuda").split() if name[0] in "cp"]
+    knobs = [
+        (op, f"fused:{kernel}/m1/p{pieces}") for op in ("gemm_rs", "gemm_ar") for kernel in kernels for pieces in (1, 5)
+    ]
+    for op, config in knobs:
+        strategy = config if op == "gemm_rs" else f"{config}/s2"
+        case = Case(op, 1000 if op == "gemm_rs" else 1024 * ctx.world, 4104, 64, seed=len(results), dtype=BF16)
+        operands = make(ctx, case)
+        results.append((strategy, operands, [call(operands, strategy=strategy) for _ in range(rounds)]))
+    for strategy, operands, outputs in results:
+        want = operands.expected().to(BF16)
+        for y in outputs:
+            findings.add(f"{strategy} {operands.case}", first_difference(y, want, rank=ctx.rank))
     return findings.finish()
 
 

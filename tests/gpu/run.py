@@ -3,6 +3,9 @@
     python tests/gpu/run.py                      all tests, every number of GPUs from 2 that the machine has
     python tests/gpu/run.py -k "grid or graph"   a selection, as pytest's -k has it
     python tests/gpu/run.py --worlds 2 --limit 300
+    python tests/gpu/run.py --ranks-per-gpu 4    on a machine with one GPU: ranks that share it and compute in turn, a
+                                                 few milliseconds each. It runs the tests of the kernels: gloo stands
+                                                 in for NCCL, and backward passes crash with it
     python tests/gpu/run.py --every-config --worlds 2 --limit 3000
                                                  the tests that hold for any configuration, with each of the tuner's
                                                  candidates in turn; a row for each (--configs A,B: with these)
@@ -24,6 +27,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MAX_REASON_LINES = 14
+WITH_SHARED_GPUS = "(allreduce or decomposed or errors or few_rows or graphs or groups or numerics or reuse or shapes)"
+WITHOUT_SHARED_GPUS = "(backward or layers)"
 
 
 class Collector:
@@ -60,11 +65,11 @@ class Collector:
             row["skip"] += 1
 
     def _name_of(self, nodeid):
-        """tests/gpu/test_gpu_shapes.py::TestGpuShape::test_residues[gpu2-gemm_rs] -> shapes: residues (2 GPUs)"""
+        """tests/gpu/test_gpu_shapes.py::TestGpuShape::test_residues[gpu2-gemm_rs] -> shapes: residues (2 ranks)"""
         file, _, rest = nodeid.partition("::")
         test, _, params = rest.rpartition("::")[2].partition("[")
         world = re.search(r"gpu(\d+)", params)
-        where = f" ({world[1]} GPUs)" if world else ""
+        where = f" ({world[1]} ranks)" if world else ""
         if config := next((config for config in self.configs if config in params), None):
             return f"{config}{where}"
         module = pathlib.Path(file).stem.removeprefix("test_gpu_")
@@ -109,6 +114,7 @@ def main():
     parser.add_argument("-k", dest="select", default="", help="pytest's -k expression")
     parser.add_argument("--worlds", default="", help="only these numbers of GPUs, comma-separated")
     parser.add_argument("--thorough", action="store_true", help="also what the CPU backend's tests cover")
+    parser.add_argument("--ranks-per-gpu", type=int, default=1, help="how many ranks may share a GPU")
     parser.add_argument("--first", action="store_true", help="stop at the first failure")
     parser.add_argument("--every-config", action="store_true", help="with each of the tuner's candidates in turn")
     parser.add_argument("--configs", default="", help="with these configurations in turn, comma-separated")
@@ -116,6 +122,8 @@ def main():
     args = parser.parse_args()
 
     sys.path.insert(0, str(ROOT))
+    if args.ranks_per_gpu > 1:
+        os.environ["FLUX_RANKS_PER_GPU"] = str(args.ranks_per_gpu)
     screen = os.fdopen(os.dup(1), "w", buffering=1)
     log_path = pathlib.Path(os.environ.get("OUT") or ROOT / "build") / "gpu-tests.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,6 +148,8 @@ def main():
     options = ["-p", "no:cacheprovider", "-p", "no:timeout", "-p", "no:xdist", "-rs", "--tb=short", "-v"]
     options += ["-W", "ignore::pytest.PytestConfigWarning"]  # the timeout option without its plugin
     others = [f"not gpu{w}" for w in range(2, 17) if args.worlds and str(w) not in args.worlds.split(",")]
+    if args.ranks_per_gpu > 1:
+        others += [WITH_SHARED_GPUS, f"not {WITHOUT_SHARED_GPUS}"]
     selection = " and ".join([f"({args.select})"] * bool(args.select) + others)
     if selection:
         options += ["-k", selection]

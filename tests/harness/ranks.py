@@ -95,7 +95,8 @@ class Context:
 
 
 class Ranks:
-    """`world` processes in one process group: gloo for device "cpu", NCCL for "cuda".
+    """`world` processes in one process group: gloo for device "cpu", NCCL for "cuda". NCCL takes one rank a GPU only:
+    where FLUX_RANKS_PER_GPU lets them share GPUs, it is gloo again.
 
     `env` holds environment variables, the same on each rank, or a list with one dict per rank. `set_device=False`
     leaves out torch.cuda.set_device, `init_group=False` the process group.
@@ -254,21 +255,22 @@ def _serve(rank, world, device, env, port, pipe, folder, options):
         ctx = Context(rank, world, torch.device("cpu"))
         torch.set_num_threads(1)
         if device == "cuda":
-            ctx.device = torch.device("cuda", rank if torch.cuda.device_count() > rank else 0)
+            ctx.device = torch.device("cuda", rank % torch.cuda.device_count())
             if options["set_device"]:
                 torch.cuda.set_device(ctx.device)
             else:
                 ctx.device = torch.device("cuda", torch.cuda.current_device())
             torch.backends.cuda.matmul.allow_tf32 = True  # the data of references is exact in TF32
+        nccl = device == "cuda" and int(os.environ.get("FLUX_RANKS_PER_GPU", "1")) == 1
         if options["init_group"]:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             dist.init_process_group(
-                backend="nccl" if device == "cuda" else "gloo",
+                backend="nccl" if nccl else "gloo",
                 store=dist.TCPStore("127.0.0.1", port, is_master=False),
                 rank=rank,
                 world_size=world,
                 timeout=datetime.timedelta(seconds=options["group_timeout"]),
-                device_id=ctx.device if device == "cuda" and options["set_device"] else None,
+                device_id=ctx.device if nccl and options["set_device"] else None,
             )
         return ctx
 

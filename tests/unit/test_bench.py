@@ -273,8 +273,8 @@ class TestPicture:
 def test_rows_of_the_gpu_runner():
     """A test's row has its name, or the forced configuration's: the longest that fits."""
     nodeid = "tests/gpu/test_gpu_shapes.py::TestGpuShapes::test_residues[gpu2-fused:k/n4/p16-gemm_rs]"
-    assert Collector(print)._name_of(nodeid) == "shapes: residues (2 GPUs)"
-    assert Collector(print, ["fused:k/n4/p1", "fused:k/n4/p16"])._name_of(nodeid) == "fused:k/n4/p16 (2 GPUs)"
+    assert Collector(print)._name_of(nodeid) == "shapes: residues (2 ranks)"
+    assert Collector(print, ["fused:k/n4/p1", "fused:k/n4/p16"])._name_of(nodeid) == "fused:k/n4/p16 (2 ranks)"
 
 
 def test_entry_of_a_checkout():

@@ -41,6 +41,7 @@ def test_file_of_tuned_choices(env, path, shipped):
         *(("FLUX_TIMEOUT", junk) for junk in ("", "soon", "0", "-1", "nan", "inf", "1e999")),
         *(("FLUX_CHECK", junk) for junk in ("", "yes", "2", "false")),
         *(("FLUX_CPU_THREADS", junk) for junk in ("", "many", "0", "-2", "1.5", "100000")),
+        *(("FLUX_RANKS_PER_GPU", junk) for junk in ("", "two", "0", "17")),
         *(("FLUX_TUNE_CACHE", junk) for junk in ("", "  ")),
     ),
 )

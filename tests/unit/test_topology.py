@@ -36,6 +36,13 @@ def test_permuted_gpus_are_fine():
     assert decide([gpu(r, index=3 - r) for r in range(4)], "cuda") == ""
 
 
+def test_ranks_may_share_gpus_up_to_a_number():
+    pairs = [gpu(r, index=r // 2, gpu_uuid=f"uuid{r // 2}") for r in range(4)]
+    assert decide(pairs, "cuda", ranks_per_gpu=2) == ""
+    with pytest.raises(ValueError, match="both use GPU 1"):
+        decide([*pairs, gpu(4, index=1, gpu_uuid="uuid1")], "cuda", ranks_per_gpu=2)
+
+
 def test_two_ranks_on_one_gpu_name_both_and_the_gpu():
     with pytest.raises(ValueError, match="ranks 0 and 2 both use GPU 0") as error:
         decide([gpu(0), gpu(1), gpu(2, index=0, gpu_uuid="uuid0")], "cuda")
