@@ -1,6 +1,9 @@
 #pragma once
 // The exchange of partials by the kernels for few rows: thread t of a group on every rank holds the same words of the
 // same unit, and the data is its own signal (schedule/exchange_layout.hpp).
+//
+// A kernel comes here once or a few times: fetching instructions takes longer than running them. So loops are rolled,
+// but for the loads whose latencies should overlap, and what they need is computed before them.
 
 #include "comm/signal.cuh"
 #include "cutlass/numeric_conversion.h"
@@ -19,7 +22,7 @@ class Exchange {
   static constexpr int32_t kUnitWords = Words * Threads;
   static_assert(Words == kVectors * kVectorWords);
 
-  struct Vector {
+  struct alignas(4 * kVectorWords) Vector {
     uint32_t word[kVectorWords];
   };
   __device__ Exchange(ExchangeArgs const& args, int32_t num_units, int parity, Epoch signal, int thread)
@@ -37,46 +40,53 @@ class Exchange {
     int64_t const number = exchange_slot(args_.form, unit, args_.world, args_.rank);
     if (args_.form == ExchangeForm::kTwoShot) {
       int const owner = exchange_owner(unit, args_.world);
-      if (to_self || owner != args_.rank) store(owner, number, partial, mask_of(owner));
+      if (to_self || owner != args_.rank) store(slot(owner, number, 0), partial, mask_of(owner));
       return;
     }
+#pragma unroll 1
     for (int step = 1; step < args_.world + int(to_self); ++step) {
       int const peer = wrap_rank(args_.rank + step, args_.world);
-      store(peer, number, partial, mask_of(peer));
+      store(slot(peer, number, 0), partial, mask_of(peer));
     }
   }
 
   // The sums of all ranks' partials of a group of vectors (the more, the fewer times the latency counts), in rank order
-  // and in fp32, + the bias of even and of odd words, rounded. `own`: this rank's partial of the group, or null if it
-  // went through memory.
-  template <int Group>
-  __device__ void reduce(int32_t unit, int group, uint32_t mask, float2 bias, Vector const* own,
+  // and in fp32, + the bias of even and of odd words, rounded. `own(v)`: this rank's partial of a vector, if `has_own`;
+  // else it went through memory.
+  template <int Group, class Own>
+  __device__ void reduce(int32_t unit, int group, uint32_t mask, float2 bias, bool has_own, Own const& own,
                          Vector (&sums)[Group]) const {
-    float sum[2 * Group * kVectorWords];
-#pragma unroll
-    for (float& value : sum) value = 0.0f;
-    for (int first_source = 0; first_source < args_.world; first_source += kSources) {
-      Vector parts[kSources][Group];
-      receive(unit, first_source, group, parts, own != nullptr, mask);
+    float sum[Group][2 * kVectorWords] = {};
+    Vector* from = slot(args_.rank, exchange_slot(args_.form, unit, args_.world, 0), group);
+#pragma unroll 1
+    for (int source = 0; source < args_.world; source += kSources, from += kSources * kUnitVectors) {
+      Vector parts[kSources][Group] = {};
+      uint32_t sent[kSources];  // a bit for each vector
 #pragma unroll
       for (int i = 0; i < kSources; ++i) {
-        if (first_source + i >= args_.world) continue;
-        if (own != nullptr && first_source + i == args_.rank) {
+        bool const is_own = has_own && source + i == args_.rank;
+        sent[i] = source + i < args_.world && !is_own ? mask >> group : 0;
 #pragma unroll
-          for (int v = 0; v < Group; ++v) parts[i][v] = own[v];
+        for (int v = 0; v < Group; ++v) {
+          if (is_own) parts[i][v] = own(group + v);
         }
+      }
+      receive(from, sent, parts, [&](int i) { return source + i; }, unit);
+#pragma unroll
+      for (int i = 0; i < kSources; ++i) {
 #pragma unroll
         for (int w = 0; w < Group * kVectorWords; ++w) {
           float2 const pair = unpack(parts[i][w / kVectorWords].word[w % kVectorWords]);
-          sum[2 * w] += pair.x;
-          sum[2 * w + 1] += pair.y;
+          sum[w / kVectorWords][w % kVectorWords * 2] += pair.x;
+          sum[w / kVectorWords][w % kVectorWords * 2 + 1] += pair.y;
         }
       }
     }
 #pragma unroll
     for (int w = 0; w < Group * kVectorWords; ++w) {
       float const b = w % 2 == 0 ? bias.x : bias.y;
-      sums[w / kVectorWords].word[w % kVectorWords] = pack(sum[2 * w] + b, sum[2 * w + 1] + b);
+      float const* const pair = sum[w / kVectorWords] + w % kVectorWords * 2;
+      sums[w / kVectorWords].word[w % kVectorWords] = pack(pair[0] + b, pair[1] + b);
     }
   }
 
@@ -84,36 +94,20 @@ class Exchange {
   template <int Group>
   __device__ void send_sum(int32_t unit, int group, Vector const (&sums)[Group], uint32_t mask) const {
     int64_t const number = exchange_sum_slot(unit, num_units_, args_.world);
+#pragma unroll 1
     for (int step = 1; step < args_.world; ++step) {
-#pragma unroll
-      for (int v = 0; v < Group; ++v) {
-        if (mask >> (group + v) & 1) {
-          store_relaxed(slot(wrap_rank(args_.rank + step, args_.world), number, group + v), sums[v]);
-        }
-      }
+      store(slot(wrap_rank(args_.rank + step, args_.world), number, group), sums, mask >> group);
     }
   }
 
   // A group of the sums that the unit's owner has sent.
   template <int Group>
-  __device__ void receive_sum(int32_t unit, int group, Vector (&sums)[Group], uint32_t mask) const {
-    int64_t const number = exchange_sum_slot(unit, num_units_, args_.world);
-    Poll poll(*this);
-    for (;;) {
-      bool arrived = true;
-#pragma unroll
-      for (int v = 0; v < Group; ++v) {
-        if (mask >> (group + v) & 1) load(slot(args_.rank, number, group + v), sums[v]);
-      }
-#pragma unroll
-      for (int v = 0; v < Group; ++v) arrived = arrived && (!(mask >> (group + v) & 1) || is_full(sums[v]));
-      if (arrived) break;
-      poll.again(exchange_owner(unit, args_.world), unit);
-    }
-#pragma unroll
-    for (int v = 0; v < Group; ++v) {
-      if (mask >> (group + v) & 1) empty(slot(args_.rank, number, group + v));
-    }
+  __device__ void receive_sum(int32_t unit, int group, Vector (&sums)[1][Group], uint32_t mask) const {
+    uint32_t const sent[] = {mask >> group};
+    int const owner = exchange_owner(unit, args_.world);
+    receive(
+        slot(args_.rank, exchange_sum_slot(unit, num_units_, args_.world), group), sent, sums,
+        [&](int) { return owner; }, unit);
   }
 
   static __device__ uint32_t pack(float x, float y) {
@@ -127,6 +121,7 @@ class Exchange {
 
  private:
   static constexpr int kSources = 2;
+  static constexpr int kUnitVectors = kVectors * Threads;
 
   // Bounds a wait.
   struct Poll {
@@ -149,45 +144,44 @@ class Exchange {
     return {values[0], values[1]};
   }
 
-  __device__ uint32_t* slot(int at, int64_t number, int v) const {
-    return args_.slots[at] + base_ + number * kUnitWords + v * Threads * kVectorWords;
+  // This thread's first vector of a group. The next one is that of the thread after the last one.
+  __device__ Vector* slot(int at, int64_t number, int group) const {
+    return reinterpret_cast<Vector*>(args_.slots[at] + base_ + number * kUnitWords) + group * Threads;
   }
 
-  __device__ void store(int at, int64_t number, Vector const (&vectors)[kVectors], uint32_t mask) const {
+  template <int Count>
+  static __device__ void store(Vector* to, Vector const (&vectors)[Count], uint32_t mask) {
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      if (mask >> v & 1) store_relaxed(slot(at, number, v), vectors[v]);
+    for (int v = 0; v < Count; ++v) {
+      if (mask >> v & 1) store_relaxed(to + v * Threads, vectors[v]);
     }
   }
 
-  // The partials of a few sources; waits until all have arrived, and empties their slots.
-  template <int Group>
-  __device__ void receive(int32_t unit, int first_source, int group, Vector (&parts)[kSources][Group], bool but_own,
-                          uint32_t mask) const {
+  // The vectors that a few sources have sent, whose slots follow each other; waits until all have arrived, and empties
+  // the slots.
+  template <int Sources, int Group, class RankOf>
+  __device__ void receive(Vector* from, uint32_t const (&sent)[Sources], Vector (&parts)[Sources][Group],
+                          RankOf const& rank_of, int32_t unit) const {
     auto const each = [&](auto const& visit) {
 #pragma unroll
-      for (int i = 0; i < kSources; ++i) {
+      for (int i = 0; i < Sources; ++i) {
 #pragma unroll
         for (int v = 0; v < Group; ++v) {
-          int const source = first_source + i, vector = group + v;
-          bool const is_sent = source < args_.world && !(but_own && source == args_.rank) && (mask >> vector & 1);
-          if (is_sent) {
-            visit(source, slot(args_.rank, exchange_slot(args_.form, unit, args_.world, source), vector), parts[i][v]);
-          }
+          if (sent[i] >> v & 1) visit(i, from + i * kUnitVectors + v * Threads, parts[i][v]);
         }
       }
     };
     Poll poll(*this);
     for (;;) {
       int missing = -1;
-      each([](int, uint32_t* from, Vector& vector) { load(from, vector); });
-      each([&](int source, uint32_t*, Vector& vector) {
-        if (!is_full(vector)) missing = source;
+      each([](int, Vector const* at, Vector& vector) { load(at, vector); });
+      each([&](int i, Vector const*, Vector const& vector) {
+        if (!is_full(vector)) missing = i;
       });
       if (missing < 0) break;
-      poll.again(missing, unit);
+      poll.again(rank_of(missing), unit);
     }
-    each([](int, uint32_t* at, Vector&) { empty(at); });
+    each([](int, Vector* at, Vector const&) { empty(at); });
   }
 
   static __device__ bool is_full(Vector const& vector) {
@@ -197,14 +191,14 @@ class Exchange {
     return full;
   }
 
-  static __device__ void empty(uint32_t* slot) {
+  static __device__ void empty(Vector* slot) {
     Vector vector;
 #pragma unroll
     for (int w = 0; w < kVectorWords; ++w) vector.word[w] = kEmptyWord;
     store_relaxed(slot, vector);
   }
 
-  static __device__ void store_relaxed(uint32_t* to, Vector const& v) {
+  static __device__ void store_relaxed(Vector* to, Vector const& v) {
     if constexpr (kVectorWords == 4) {
       asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.word[0]), "r"(v.word[1]),
                    "r"(v.word[2]), "r"(v.word[3])
@@ -215,7 +209,7 @@ class Exchange {
     }
   }
 
-  static __device__ void load(uint32_t const* from, Vector& v) {
+  static __device__ void load(Vector const* from, Vector& v) {
     if constexpr (kVectorWords == 4) {
       asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])

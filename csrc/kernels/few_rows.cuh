@@ -66,11 +66,14 @@ __device__ void few_rows_load(Params const& p, typename Cfg::Storage& storage, P
            get<1>(weights)(_, stage));
       ++ahead;
     };
-    // While the peers' rows of x come in, the weights fill all stages.
+    // While the peers' rows of x come in, the weights fill all stages, and the next ones come as far as the L2.
     int loaded_k = first_k;
     if (gathers && turn == 0) {
       for (int stage = 0; stage < Cfg::kStages && loaded_k < p.k_tiles(); ++stage, loaded_k += Cfg::SplitK) {
         load_weight(loaded_k);
+      }
+      for (int k = loaded_k; k < min(p.k_tiles(), loaded_k + Cfg::kStages * Cfg::SplitK); k += Cfg::SplitK) {
+        prefetch(p.tma_weight, get<0>(weights)(_, k));
       }
     }
     for (int k = first_k; k < p.k_tiles(); k += Cfg::SplitK, ++state) {
@@ -122,32 +125,54 @@ __device__ void few_rows_multiply(typename Cfg::Storage& storage, int k_tiles,
   release(last_stage);
 }
 
-// Writes a vector of each lane into this rank's rows of y: 16 rows by 16 columns of a warp, 32 bytes of a row by two
-// lanes. For all lanes of a warp; `turned` is its own.
-template <class Cfg, class Params>
-__device__ void few_rows_write(Params const& p, FewRowsPlace<Cfg> const& place, int v,
-                               typename Cfg::Transfer::Vector const& vector, typename Cfg::Turned& turned) {
-  int const lane = threadIdx.x % 32;
-  uint32_t const to = cute::cast_smem_ptr_to_uint(&turned.half[lane / 8 % 2][lane / 16 * 8 + lane % 8]);
-  __syncwarp();  // the one before has been read
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(vector.word[0]),
-               "r"(vector.word[1]), "r"(vector.word[2]), "r"(vector.word[3])
-               : "memory");
-  __syncwarp();
-  uint4 const columns = turned.half[lane % 2][lane / 2];
-  int const m = place.m0 + 16 * v + lane / 2 - p.first_row(p.exchange.rank), n = place.n0 + 8 * (lane % 2);
-  if (m < 0 || m >= p.num_rows()) return;
-  auto* const row = p.y + int64_t{m} * p.n;
-  if (p.writes_vectors) {
-    if (n < p.n) *reinterpret_cast<uint4*>(row + n) = columns;
-  } else {
-    uint32_t const words[] = {columns.x, columns.y, columns.z, columns.w};
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      if (n + 2 * i < p.n) *reinterpret_cast<uint32_t*>(row + n + 2 * i) = words[i];
+// Writes vectors of a warp's lanes, of one unit, into this rank's rows of y: of each 16 rows by 16 columns, 32 bytes of
+// a row by two lanes.
+template <class Cfg>
+class FewRowsWriter {
+ public:
+  // `turned` is the warp's own.
+  template <class Params>
+  __device__ FewRowsWriter(Params const& p, FewRowsPlace<Cfg> const& place, typename Cfg::Turned& turned) {
+    int const lane = threadIdx.x % 32, n = place.n0 + 8 * (lane % 2);
+    to_ = cute::cast_smem_ptr_to_uint(&turned.half[lane / 8 % 2][lane / 16 * 8 + lane % 8]);
+    from_ = &turned.half[lane % 2][lane / 2];
+    m_ = place.m0 + lane / 2 - p.first_row(p.exchange.rank);
+    num_rows_ = p.own_rows;
+    n_ = p.n;
+    y_ = p.y + n;
+    columns_ = p.n - n;
+    writes_vectors_ = p.writes_vectors;
+  }
+
+  // For all lanes of the warp.
+  __device__ void write(int v, typename Cfg::Transfer::Vector const& vector) const {
+    __syncwarp();  // the one before has been read
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to_),
+                 "r"(vector.word[0]), "r"(vector.word[1]), "r"(vector.word[2]), "r"(vector.word[3])
+                 : "memory");
+    __syncwarp();
+    uint4 const columns = *from_;
+    int const m = m_ + 16 * v;
+    if (m < 0 || m >= num_rows_) return;
+    auto* const row = y_ + int64_t{m} * n_;
+    if (writes_vectors_) {
+      if (columns_ > 0) *reinterpret_cast<uint4*>(row) = columns;
+    } else {
+      uint32_t const words[] = {columns.x, columns.y, columns.z, columns.w};
+      CUTE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if (2 * i < columns_) *reinterpret_cast<uint32_t*>(row + 2 * i) = words[i];
+      }
     }
   }
-}
+
+ private:
+  uint32_t to_;
+  uint4 const* from_;
+  typename Cfg::Element* y_;
+  int m_, num_rows_, n_, columns_;
+  bool writes_vectors_;
+};
 
 // The bias of the two rows of the weight that a thread has.
 template <class Cfg, class Params>
@@ -156,41 +181,57 @@ __device__ float2 few_rows_bias(Params const& p, FewRowsPlace<Cfg> const& place)
   return {at(place.block_n(0) + place.row), at(place.block_n(1) + place.row)};
 }
 
-// Waits for the sum of a unit, or for what it is made of, and writes it; Group vectors at a time. `own`: this rank's
-// partial, or null if it went through memory.
-template <class Cfg, int Group, class Params>
+// Where a math warp keeps its partial of the last tile: over operands that its warpgroup alone reads, and has read,
+// which lie in blocks of 64 rows by 64 columns of the weight; or over what add_slices() has left for the same thread.
+template <class Cfg>
+class FewRowsKept {
+ public:
+  using Vector = typename Cfg::Transfer::Vector;
+  __device__ FewRowsKept(typename Cfg::Storage& storage, int thread)
+      : first_(reinterpret_cast<uint8_t*>(storage.weight.begin()) +
+               (kByThread ? thread * 16 : thread / 128 * kBlockBytes + thread % 128 * 16)) {}
+  __device__ Vector& at(int v) const {
+    int const offset =
+        kByThread ? v * Cfg::kMathThreads * 16 : v / kPerBlock * Cfg::kParts * kBlockBytes + v % kPerBlock * 128 * 16;
+    return *reinterpret_cast<Vector*>(first_ + offset);
+  }
+
+ private:
+  static constexpr bool kByThread = Cfg::SplitK > 1;
+  static constexpr int kBlockBytes = 64 * 64 * 2, kPerBlock = kBlockBytes / (128 * 16);
+  static_assert(Cfg::Transfer::kVectors * Cfg::kMathThreads * 16 <= Cfg::kStages * Cfg::kWeightBytes);
+  uint8_t* first_;
+};
+
+// Waits for the sum of a unit, or for what it is made of, and writes it; Group vectors at a time. `own(v)`: this rank's
+// partial, if `has_own`.
+template <class Cfg, int Group, class Params, class Own>
 __device__ __forceinline__ void few_rows_finish(Params const& p, typename Cfg::Transfer const& transfer,
-                                                FewRowsTiles<Cfg> const& tile, int part, int thread,
-                                                typename Cfg::Transfer::Vector const* own,
-                                                typename Cfg::Turned& turned) {
+                                                FewRowsTiles<Cfg> const& tile, int part, int thread, bool has_own,
+                                                Own const& own, typename Cfg::Turned& turned) {
   using Transfer = typename Cfg::Transfer;
   static_assert(Transfer::kVectors % Group == 0, "groups are whole");
   ExchangeArgs const& exchange = p.exchange;
   bool const two_shot = exchange.form == ExchangeForm::kTwoShot;
   int const first = p.first_row(exchange.rank), unit = tile.unit(part);
   FewRowsPlace<Cfg> const place(tile, part, thread);
-  uint32_t const mask = place.mask(first, first + p.num_rows());
+  uint32_t const mask = place.mask(first, first + p.own_rows);
   bool const adds = !two_shot || exchange_owner(unit, exchange.world) == exchange.rank;
   float2 const bias = few_rows_bias<Cfg>(p, place);
-  auto const finish = [&](int group) {
-    if (!__any_sync(~0u, mask >> group & ((1u << Group) - 1))) return;
-    typename Transfer::Vector words[Group];
+  FewRowsWriter<Cfg> const writer(p, place, turned);
+  CUTE_NO_UNROLL
+  for (int group = 0; group < Transfer::kVectors; group += Group) {
+    if (!__any_sync(~0u, mask >> group & ((1u << Group) - 1))) continue;
+    typename Transfer::Vector words[1][Group];
     if (adds) {
-      transfer.template reduce<Group>(unit, group, mask, bias, own == nullptr ? nullptr : own + group, words);
-      if (two_shot) transfer.template send_sum<Group>(unit, group, words, mask);
+      transfer.template reduce<Group>(unit, group, mask, bias, has_own, own, words[0]);
+      if (two_shot) transfer.template send_sum<Group>(unit, group, words[0], mask);
     } else {
       transfer.template receive_sum<Group>(unit, group, words, mask);
     }
     __syncwarp();
     CUTE_UNROLL
-    for (int v = 0; v < Group; ++v) few_rows_write<Cfg>(p, place, group + v, words[v], turned);
-  };
-  if (own != nullptr) {  // what is in registers has no address
-    CUTE_UNROLL
-    for (int group = 0; group < Transfer::kVectors; group += Group) finish(group);
-  } else {
-    CUTE_NO_UNROLL
-    for (int group = 0; group < Transfer::kVectors; group += Group) finish(group);
+    for (int v = 0; v < Group; ++v) writer.write(group + v, words[0][v]);
   }
 }
 
@@ -200,9 +241,7 @@ __device__ void few_rows_compute(Params const& p, typename Cfg::Storage& storage
   using namespace cute;
   using Transfer = typename Cfg::Transfer;
   bool const gathers = p.exchange.form == ExchangeForm::kGather;
-  // Whether the last tile's partial stays in registers until it is added up: if there are so many.
-  constexpr bool kKeeps = Transfer::kVectors <= 8;
-  typename Transfer::Vector words[Transfer::kVectors];
+  FewRowsKept<Cfg> const kept(storage, thread);
   cutlass::PipelineState<Cfg::kStages> state;
   int turn = 0;
   for (FewRowsTiles<Cfg> tile(p); tile.is_valid(); tile.next(), ++turn) {
@@ -214,6 +253,7 @@ __device__ void few_rows_compute(Params const& p, typename Cfg::Storage& storage
       add_slices<Cfg::SplitK, Cfg::kParts>(storage.split, storage.weight.begin(), tile.slice(), turn, thread, acc);
     }
     float2 const bias = gathers ? few_rows_bias<Cfg>(p, place) : float2{};
+    typename Transfer::Vector words[Transfer::kVectors];
     CUTE_UNROLL
     for (int i = 0; i < Cfg::kWords; ++i) {
       float const b = i % 2 == 0 ? bias.x : bias.y;
@@ -221,14 +261,19 @@ __device__ void few_rows_compute(Params const& p, typename Cfg::Storage& storage
           Transfer::pack(acc(2 * i) + b, acc(2 * i + 1) + b);
     }
     if (gathers) {
+      FewRowsWriter<Cfg> const writer(p, place, storage.turned[thread / 32]);
       CUTE_UNROLL
-      for (int v = 0; v < Transfer::kVectors; ++v)
-        few_rows_write<Cfg>(p, place, v, words[v], storage.turned[thread / 32]);
+      for (int v = 0; v < Transfer::kVectors; ++v) writer.write(v, words[v]);
     } else {
-      transfer.send_partial(tile.unit(part), words, !kKeeps || !tile.is_last(), [&](int rank) {
+      transfer.send_partial(tile.unit(part), words, !tile.is_last(), [&](int rank) {
         int const first = p.first_row(rank);
-        return place.mask(first, first + p.num_rows());
+        return place.mask(first, first + p.own_rows);
       });
+      if (tile.is_last()) {
+        if constexpr (Cfg::SplitK == 1) cutlass::arch::NamedBarrier::sync(128, part);  // all its warps have multiplied
+        CUTE_UNROLL
+        for (int v = 0; v < Transfer::kVectors; ++v) kept.at(v) = words[v];
+      }
     }
     __syncwarp();
     if (thread % 32 == 0) atomicAdd_block(&storage.sent, 1u);
@@ -240,8 +285,9 @@ __device__ void few_rows_compute(Params const& p, typename Cfg::Storage& storage
   FewRowsTiles<Cfg> last(p);
   while (!last.is_last()) last.next();
   constexpr int kGroup = Transfer::kVectors == 6 ? 3 : std::min(Transfer::kVectors, 4);
-  few_rows_finish<Cfg, kGroup>(p, transfer, last, thread / 128, thread % 128, kKeeps ? words : nullptr,
-                               storage.turned[thread / 32]);
+  few_rows_finish<Cfg, kGroup>(
+      p, transfer, last, thread / 128, thread % 128, true, [&](int v) { return kept.at(v); },
+      storage.turned[thread / 32]);
 }
 
 // The exchange warps, but for ag_gemm: each stands in for the math warps of its number, and of every third from there.
@@ -255,8 +301,9 @@ __device__ void few_rows_exchange(Params const& p, typename Cfg::Storage& storag
     for (int w = warp; w < Cfg::kMathThreads / 32; w += kExchangeWarps) {
       int const thread = w * 32 + threadIdx.x % 32;
       typename Cfg::Transfer const transfer(p.exchange, p.num_units(), parity, signal, thread % 128);
-      few_rows_finish<Cfg, 1>(p, transfer, tile, thread / 128, thread % 128, nullptr,
-                              storage.turned[Cfg::kMathThreads / 32 + warp]);
+      few_rows_finish<Cfg, 1>(
+          p, transfer, tile, thread / 128, thread % 128, false, [](int) { return typename Cfg::Transfer::Vector{}; },
+          storage.turned[Cfg::kMathThreads / 32 + warp]);
     }
   }
 }

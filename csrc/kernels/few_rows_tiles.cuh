@@ -65,6 +65,7 @@ struct FewRowsParams {
   TmaX tma_last_x[2];  // the same, of as many rows as the last tile has
   int last_x_bytes;    // that it brings
   int m, n, k;
+  int own_rows;                       // of y: kScatter: m / world, else m
   typename Cfg::Element const* bias;  // [n] or null
   typename Cfg::Element* y;
   bool writes_vectors;  // 16 bytes of y at a time: its rows are aligned so
@@ -82,10 +83,7 @@ struct FewRowsParams {
   CUTLASS_HOST_DEVICE bool is_last_m(int m_tile) const { return m_tile == m_tiles() - 1; }
   CUTLASS_HOST_DEVICE int num_units() const { return num_tiles() * Cfg::kParts * Cfg::SplitK; }
   // Rows of y that a rank owns.
-  CUTLASS_DEVICE int first_row(int rank) const {
-    return exchange.form == ExchangeForm::kScatter ? m / exchange.world * rank : 0;
-  }
-  CUTLASS_DEVICE int num_rows() const { return exchange.form == ExchangeForm::kScatter ? m / exchange.world : m; }
+  CUTLASS_DEVICE int first_row(int rank) const { return exchange.form == ExchangeForm::kScatter ? own_rows * rank : 0; }
 };
 
 // The CTA's tiles, one after the other. All CTAs of a cluster have the same. Tiles of the same rows of the weight are
@@ -125,22 +123,15 @@ struct FewRowsPlace {
     column = thread % 4;
   }
 
-  __device__ int block_m(int word) const { return m0 + word / 2 * 8; }
   __device__ int block_n(int word) const { return n0 + word % 2 * 8; }
 
   // Bit v: vector v of the thread's words has rows of x from `begin` on, before `end`.
   __device__ uint32_t mask(int begin, int end) const {
-    using Transfer = typename Cfg::Transfer;
-    uint32_t bits = 0;
-    CUTE_UNROLL
-    for (int v = 0; v < Transfer::kVectors; ++v) {
-      CUTE_UNROLL
-      for (int word = v * Transfer::kVectorWords; word < (v + 1) * Transfer::kVectorWords; word += 2) {
-        int const m = block_m(word) + 2 * column;
-        if (m + 1 >= begin && m < end) bits |= 1u << v;
-      }
-    }
-    return bits;
+    // The thread has two rows of each block of 8 from m0 on, and a vector those of two blocks.
+    int const first = m0 + 2 * column, num_blocks = 2 * Cfg::Transfer::kVectors;
+    auto const blocks_before = [&](int m) { return min(max(m - first + 7, 0) / 8, num_blocks); };
+    int const from = blocks_before(begin - 1) / 2, to = (blocks_before(end) + 1) / 2;
+    return from < to ? (1u << to) - (1u << from) : 0;
   }
 };
 

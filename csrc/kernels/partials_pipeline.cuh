@@ -38,8 +38,8 @@ class PartialsPipeline : public cutlass::PipelineTransactionAsync<Slots> {
     Base::producer_commit(state);
   }
 
-  // Called by whole warps. The copy that fills the slot next takes another way than the warp's loads: without a fence it
-  // could overtake them.
+  // Called by whole warps. The copy that fills the slot next takes another way than the warp's loads: without a fence
+  // it could overtake them.
   CUTLASS_DEVICE void consumer_release(PipelineState const& state) {
     cutlass::arch::fence_view_async_shared();
     __syncwarp();

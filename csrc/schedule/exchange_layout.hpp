@@ -38,11 +38,14 @@ struct ExchangeWords {
 static_assert(sizeof(ExchangeWords) <= kExchangeHeadBytes);
 
 // Rank that adds up a unit of a two-shot exchange.
-FLUX_HD int exchange_owner(int32_t unit, int world) { return static_cast<int>(unit % world); }
+FLUX_HD int exchange_owner(int32_t unit, int world) {
+  return static_cast<int>(static_cast<uint32_t>(unit) % static_cast<uint32_t>(world));
+}
 
 // Number of the slot of a partial, and of a sum.
-FLUX_HD int64_t exchange_slot(ExchangeForm form, int64_t unit, int world, int source) {
-  return (form == ExchangeForm::kTwoShot ? unit / world : unit) * world + source;
+FLUX_HD int64_t exchange_slot(ExchangeForm form, int32_t unit, int world, int source) {
+  uint32_t const u = static_cast<uint32_t>(unit), w = static_cast<uint32_t>(world);
+  return int64_t{form == ExchangeForm::kTwoShot ? u / w : u} * world + source;
 }
 FLUX_HD int64_t exchange_sum_slot(int64_t unit, int64_t num_units, int world) {
   return round_up(num_units, int64_t{world}) + unit;
