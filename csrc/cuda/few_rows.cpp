@@ -25,6 +25,7 @@ void run_few_rows(Problem const& problem, LaunchPlan const& plan, Operands const
   args.exchange.rank = problem.rank;
   args.exchange.world = problem.world;
   args.exchange.form = plan.form;
+  args.exchange.own_rows = static_cast<int>(plan.form == ExchangeForm::kScatter ? problem.rows : args.m);
   args.exchange.digest = info.digest;
   for (int r = 0; r < problem.world; ++r) {
     args.exchange.words[r] = reinterpret_cast<ExchangeWords*>(view.exchange(r));

@@ -13,13 +13,17 @@
 
 namespace flux {
 
+struct ExchangeUnit {
+  int32_t number;
+  int32_t columns, first_vector;  // where it lies in y: which 64 columns, and from which 16 rows on
+};
+
 // Words: of a thread, two 16-bit values each. Threads: that hold a unit.
 template <class Element, int Words, int Threads>
 class Exchange {
  public:
   static constexpr int kVectorWords = Words < 4 ? Words : 4;
   static constexpr int kVectors = Words / kVectorWords;
-  static constexpr int32_t kUnitWords = Words * Threads;
   static_assert(Words == kVectors * kVectorWords);
 
   struct alignas(4 * kVectorWords) Vector {
@@ -29,24 +33,24 @@ class Exchange {
       : args_(args),
         num_units_(num_units),
         signal_(signal),
-        base_(parity * (args.slots_bytes / 4) + thread * kVectorWords) {}
+        base_(parity * (args.slots_bytes / 4) + thread * kVectorWords),
+        source_vectors_(args.form == ExchangeForm::kScatter ? scatter_vectors(args.own_rows) : kVectors) {}
 
   // Stores a partial into this rank's slot at every rank that adds it up, next rank first. This rank's own goes through
   // memory too if other threads add it up; all ranks add the same rounded values. `mask_of(rank)` has a bit for each
   // vector that the rank needs.
   template <class MaskOf>
-  __device__ void send_partial(int32_t unit, Vector const (&partial)[kVectors], bool to_self,
+  __device__ void send_partial(ExchangeUnit const& unit, Vector const (&partial)[kVectors], bool to_self,
                                MaskOf const& mask_of) const {
-    int64_t const number = exchange_slot(args_.form, unit, args_.world, args_.rank);
     if (args_.form == ExchangeForm::kTwoShot) {
-      int const owner = exchange_owner(unit, args_.world);
-      if (to_self || owner != args_.rank) store(slot(owner, number, 0), partial, mask_of(owner));
+      int const owner = exchange_owner(unit.number, args_.world);
+      if (to_self || owner != args_.rank) store(partial_at(owner, unit, args_.rank, 0), partial, mask_of(owner));
       return;
     }
 #pragma unroll 1
     for (int step = 1; step < args_.world + int(to_self); ++step) {
       int const peer = wrap_rank(args_.rank + step, args_.world);
-      store(slot(peer, number, 0), partial, mask_of(peer));
+      store(partial_at(peer, unit, args_.rank, 0), partial, mask_of(peer));
     }
   }
 
@@ -54,12 +58,12 @@ class Exchange {
   // and in fp32, + the bias of even and of odd words, rounded. `own(v)`: this rank's partial of a vector, if `has_own`;
   // else it went through memory.
   template <int Group, class Own>
-  __device__ void reduce(int32_t unit, int group, uint32_t mask, float2 bias, bool has_own, Own const& own,
+  __device__ void reduce(ExchangeUnit const& unit, int group, uint32_t mask, float2 bias, bool has_own, Own const& own,
                          Vector (&sums)[Group]) const {
     float sum[Group][2 * kVectorWords] = {};
-    Vector* from = slot(args_.rank, exchange_slot(args_.form, unit, args_.world, 0), group);
+    Vector* from = partial_at(args_.rank, unit, 0, group);
 #pragma unroll 1
-    for (int source = 0; source < args_.world; source += kSources, from += kSources * kUnitVectors) {
+    for (int source = 0; source < args_.world; source += kSources, from += kSources * source_vectors_ * Threads) {
       Vector parts[kSources][Group] = {};
       uint32_t sent[kSources];  // a bit for each vector
 #pragma unroll
@@ -92,22 +96,19 @@ class Exchange {
 
   // Stores a group of the sums of a unit that this rank owns into the unit's slot at all peers, next rank first.
   template <int Group>
-  __device__ void send_sum(int32_t unit, int group, Vector const (&sums)[Group], uint32_t mask) const {
-    int64_t const number = exchange_sum_slot(unit, num_units_, args_.world);
+  __device__ void send_sum(ExchangeUnit const& unit, int group, Vector const (&sums)[Group], uint32_t mask) const {
 #pragma unroll 1
     for (int step = 1; step < args_.world; ++step) {
-      store(slot(wrap_rank(args_.rank + step, args_.world), number, group), sums, mask >> group);
+      store(sum_at(wrap_rank(args_.rank + step, args_.world), unit, group), sums, mask >> group);
     }
   }
 
   // A group of the sums that the unit's owner has sent.
   template <int Group>
-  __device__ void receive_sum(int32_t unit, int group, Vector (&sums)[1][Group], uint32_t mask) const {
+  __device__ void receive_sum(ExchangeUnit const& unit, int group, Vector (&sums)[1][Group], uint32_t mask) const {
     uint32_t const sent[] = {mask >> group};
-    int const owner = exchange_owner(unit, args_.world);
-    receive(
-        slot(args_.rank, exchange_sum_slot(unit, num_units_, args_.world), group), sent, sums,
-        [&](int) { return owner; }, unit);
+    int const owner = exchange_owner(unit.number, args_.world);
+    receive(sum_at(args_.rank, unit, group), sent, sums, [&](int) { return owner; }, unit);
   }
 
   static __device__ uint32_t pack(float x, float y) {
@@ -121,7 +122,6 @@ class Exchange {
 
  private:
   static constexpr int kSources = 2;
-  static constexpr int kUnitVectors = kVectors * Threads;
 
   // Bounds a wait.
   struct Poll {
@@ -129,12 +129,12 @@ class Exchange {
     uint64_t start = 0;
     uint32_t count = 0;
     __device__ explicit Poll(Exchange const& e) : exchange(e) {}
-    __device__ void again(int peer, int32_t unit) {
+    __device__ void again(int peer, ExchangeUnit const& unit) {
       if (++count % 64 != 0) return;
       SignalWait const& wait = exchange.args_.wait;
       uint64_t const now = global_timer_ns();
       if (start == 0) start = now;
-      if (now - start > wait.timeout_ns) report_fault(wait, peer, 0, 0, unit, exchange.signal_, 0);
+      if (now - start > wait.timeout_ns) report_fault(wait, peer, 0, 0, unit.number, exchange.signal_, 0);
     }
   };
 
@@ -144,9 +144,20 @@ class Exchange {
     return {values[0], values[1]};
   }
 
-  // This thread's first vector of a group. The next one is that of the thread after the last one.
-  __device__ Vector* slot(int at, int64_t number, int group) const {
-    return reinterpret_cast<Vector*>(args_.slots[at] + base_ + number * kUnitWords) + group * Threads;
+  // This thread's first vector of a group of the partial of `source`, and of the sum, in the slots of rank `at`. The
+  // thread's next one lies `Threads` vectors further.
+  __device__ Vector* partial_at(int at, ExchangeUnit const& unit, int source, int group) const {
+    bool const scatters = args_.form == ExchangeForm::kScatter;
+    int64_t const place = scatters
+                              ? scatter_place(unit.columns, source, args_.world, unit.first_vector, at, args_.own_rows)
+                              : exchange_slot(args_.form, unit.number, args_.world, source) * kVectors;
+    return vector_at(at, place + group);
+  }
+  __device__ Vector* sum_at(int at, ExchangeUnit const& unit, int group) const {
+    return vector_at(at, exchange_sum_slot(unit.number, num_units_, args_.world) * kVectors + group);
+  }
+  __device__ Vector* vector_at(int at, int64_t place) const {
+    return reinterpret_cast<Vector*>(args_.slots[at] + base_) + place * Threads;
   }
 
   template <int Count>
@@ -161,13 +172,13 @@ class Exchange {
   // the slots.
   template <int Sources, int Group, class RankOf>
   __device__ void receive(Vector* from, uint32_t const (&sent)[Sources], Vector (&parts)[Sources][Group],
-                          RankOf const& rank_of, int32_t unit) const {
+                          RankOf const& rank_of, ExchangeUnit const& unit) const {
     auto const each = [&](auto const& visit) {
 #pragma unroll
       for (int i = 0; i < Sources; ++i) {
 #pragma unroll
         for (int v = 0; v < Group; ++v) {
-          if (sent[i] >> v & 1) visit(i, from + i * kUnitVectors + v * Threads, parts[i][v]);
+          if (sent[i] >> v & 1) visit(i, from + (i * source_vectors_ + v) * Threads, parts[i][v]);
         }
       }
     };
@@ -227,6 +238,7 @@ class Exchange {
   int32_t num_units_;
   Epoch signal_;
   int64_t base_;
+  int source_vectors_;  // of the partials of a source, one after the other
 };
 
 }  // namespace flux

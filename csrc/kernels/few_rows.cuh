@@ -137,7 +137,7 @@ class FewRowsWriter {
     to_ = cute::cast_smem_ptr_to_uint(&turned.half[lane / 8 % 2][lane / 16 * 8 + lane % 8]);
     from_ = &turned.half[lane % 2][lane / 2];
     m_ = place.m0 + lane / 2 - p.first_row(p.exchange.rank);
-    num_rows_ = p.own_rows;
+    num_rows_ = p.exchange.own_rows;
     n_ = p.n;
     y_ = p.y + n;
     columns_ = p.n - n;
@@ -213,10 +213,11 @@ __device__ __forceinline__ void few_rows_finish(Params const& p, typename Cfg::T
   static_assert(Transfer::kVectors % Group == 0, "groups are whole");
   ExchangeArgs const& exchange = p.exchange;
   bool const two_shot = exchange.form == ExchangeForm::kTwoShot;
-  int const first = p.first_row(exchange.rank), unit = tile.unit(part);
+  int const first = p.first_row(exchange.rank);
+  ExchangeUnit const unit = tile.unit(part);
   FewRowsPlace<Cfg> const place(tile, part, thread);
-  uint32_t const mask = place.mask(first, first + p.own_rows);
-  bool const adds = !two_shot || exchange_owner(unit, exchange.world) == exchange.rank;
+  uint32_t const mask = place.mask(first, first + p.exchange.own_rows);
+  bool const adds = !two_shot || exchange_owner(unit.number, exchange.world) == exchange.rank;
   float2 const bias = few_rows_bias<Cfg>(p, place);
   FewRowsWriter<Cfg> const writer(p, place, turned);
   CUTE_NO_UNROLL
@@ -267,9 +268,10 @@ __device__ void few_rows_compute(Params const& p, typename Cfg::Storage& storage
     } else {
       transfer.send_partial(tile.unit(part), words, !tile.is_last(), [&](int rank) {
         int const first = p.first_row(rank);
-        return place.mask(first, first + p.own_rows);
+        return place.mask(first, first + p.exchange.own_rows);
       });
       if (tile.is_last()) {
+        __syncwarp();
         if constexpr (Cfg::SplitK == 1) cutlass::arch::NamedBarrier::sync(128, part);  // all its warps have multiplied
         CUTE_UNROLL
         for (int v = 0; v < Transfer::kVectors; ++v) kept.at(v) = words[v];
@@ -311,8 +313,9 @@ __device__ void few_rows_exchange(Params const& p, typename Cfg::Storage& storag
 template <class Cfg, class Params>
 __global__ void __launch_bounds__(Cfg::kThreads, 1) few_rows_kernel(CUTLASS_GRID_CONSTANT Params const p) {
   extern __shared__ char shared_memory[];
+  // Rounded up without a cast of the pointer: the compiler has to know that it is shared memory.
   auto& storage =
-      *reinterpret_cast<typename Cfg::Storage*>((reinterpret_cast<uintptr_t>(shared_memory) + 1023) & ~uintptr_t{1023});
+      *reinterpret_cast<typename Cfg::Storage*>(shared_memory + (-cute::cast_smem_ptr_to_uint(shared_memory) & 1023));
   int const thread = threadIdx.x, world = p.exchange.world, rank = p.exchange.rank;
   if (thread == 0) {
     for (int stage = 0; stage < Cfg::kStages; ++stage) {

@@ -13,8 +13,12 @@ struct FewRowsRow {
 
   int64_t num_tiles(int64_t m, int64_t n) const { return ceil_div(m, tile_m) * ceil_div(n, tile_n); }
   int64_t slot_bytes(ExchangeForm form, int64_t m, int64_t n, int world) const {
+    int64_t const columns = ceil_div(n, tile_n) * (tile_n / 64), vector_bytes = 16 * 64 * 2;
+    if (form == ExchangeForm::kScatter) {
+      return columns * world * scatter_vectors(static_cast<int>(m / world)) * vector_bytes;
+    }
     int64_t const units = num_tiles(m, n) * (tile_n / 64) * split_k;
-    return exchange_slots(form, units, world) * 64 * (tile_m / split_k) * 2;
+    return exchange_slots(form, units, world) * (tile_m / split_k / 16) * vector_bytes;
   }
 };
 

@@ -56,7 +56,6 @@ cudaError_t launch_few_rows(FewRowsArgs const& args, cudaStream_t stream) {
       m,
       n,
       k,
-      args.exchange.form == ExchangeForm::kScatter ? m / args.exchange.world : m,
       static_cast<Element const*>(args.bias),
       static_cast<Element*>(args.y),
       n % 8 == 0 && reinterpret_cast<uintptr_t>(args.y) % 16 == 0,

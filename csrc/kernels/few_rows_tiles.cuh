@@ -27,7 +27,7 @@ struct FewRowsConfig {
   // Of a thread: 3 warpgroups have not enough for all alike.
   static constexpr bool kUnevenRegisters = kParts > 1;
   static constexpr int kMathRegisters = 208, kOtherRegisters = 88;
-  static_assert(kWords % 2 == 0);
+  static_assert(kSliceM % 16 == 0);
 
   using Mma = decltype(cute::make_tiled_mma(
       cute::GMMA::ss_op_selector<Element, Element, float,
@@ -65,7 +65,6 @@ struct FewRowsParams {
   TmaX tma_last_x[2];  // the same, of as many rows as the last tile has
   int last_x_bytes;    // that it brings
   int m, n, k;
-  int own_rows;                       // of y: kScatter: m / world, else m
   typename Cfg::Element const* bias;  // [n] or null
   typename Cfg::Element* y;
   bool writes_vectors;  // 16 bytes of y at a time: its rows are aligned so
@@ -82,8 +81,10 @@ struct FewRowsParams {
   CUTLASS_HOST_DEVICE int num_tiles() const { return m_tiles() * n_tiles(); }
   CUTLASS_HOST_DEVICE bool is_last_m(int m_tile) const { return m_tile == m_tiles() - 1; }
   CUTLASS_HOST_DEVICE int num_units() const { return num_tiles() * Cfg::kParts * Cfg::SplitK; }
-  // Rows of y that a rank owns.
-  CUTLASS_DEVICE int first_row(int rank) const { return exchange.form == ExchangeForm::kScatter ? own_rows * rank : 0; }
+  // The first of the rows of y that a rank owns.
+  CUTLASS_DEVICE int first_row(int rank) const {
+    return exchange.form == ExchangeForm::kScatter ? exchange.own_rows * rank : 0;
+  }
 };
 
 // The CTA's tiles, one after the other. All CTAs of a cluster have the same. Tiles of the same rows of the weight are
@@ -106,7 +107,10 @@ struct FewRowsTiles {
     int const groups_at_once = max(kNumSms / Cfg::SplitK / m_tiles, 1);
     return (tile + n() / groups_at_once) % m_tiles;
   }
-  __device__ int unit(int part) const { return (tile * Cfg::kParts + part) * Cfg::SplitK + slice(); }
+  __device__ ExchangeUnit unit(int part) const {
+    return {(tile * Cfg::kParts + part) * Cfg::SplitK + slice(), n() * Cfg::kParts + part,
+            (m() * Cfg::TileM + slice() * Cfg::kSliceM) / 16};
+  }
 };
 
 // Where the words of a thread lie in the product. The accumulators of a warp are blocks of 8 rows of the weight by 8
@@ -130,8 +134,8 @@ struct FewRowsPlace {
     // The thread has two rows of each block of 8 from m0 on, and a vector those of two blocks.
     int const first = m0 + 2 * column, num_blocks = 2 * Cfg::Transfer::kVectors;
     auto const blocks_before = [&](int m) { return min(max(m - first + 7, 0) / 8, num_blocks); };
-    int const from = blocks_before(begin - 1) / 2, to = (blocks_before(end) + 1) / 2;
-    return from < to ? (1u << to) - (1u << from) : 0;
+    int const from = blocks_before(begin - 1), to = blocks_before(end);
+    return from < to ? (1u << (to + 1) / 2) - (1u << from / 2) : 0;
   }
 };
 

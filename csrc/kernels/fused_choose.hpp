@@ -191,12 +191,11 @@ inline FusedChoice many_rows_choice(Problem const& problem, int sections) {
   return choice;
 }
 
-constexpr int64_t kFewRowsFirst = 256;   // up to so many they are faster than those of ag_gemm and gemm_rs for many
-constexpr double kFullTiles = 0.8;       // the least row_fill where the padding of tiles costs as much as rows do
-constexpr int64_t kRowsAtLowCost = 128;  // up to so many the time is nearly that of reading the weight
+constexpr int64_t kFewRowsFirst = 256;  // up to so many they are faster than the sequence and those for many rows
+constexpr double kFullTiles = 0.8;      // the least row_fill where the padding of tiles costs as much as rows do
 
 // The kernels for few rows that are worth a measurement, the fastest first: those whose tile is the least that holds
-// all rows, or one of the two largest where more rows than one of these are there.
+// all rows, or one of the largest where there are more rows than one of 128 holds.
 inline std::vector<int> few_rows_order(Problem const& problem) {
   constexpr int kLarge = 128;
   std::vector<int> order;
@@ -246,12 +245,10 @@ inline double few_rows_use(Problem const& problem, FewRowsRow const& row) {
 // measured at TP = 2 and 4 (bench --study rows).
 inline bool few_rows_pay(Problem const& problem, int kernel) {
   int64_t const m = total_rows(problem);
-  double const fill = row_fill(problem, {kernel, {}, {}});
-  if (m <= kRowsAtLowCost) return true;
-  if (m <= kFewRowsFirst) return problem.op == Op::kGemmAr || fill >= 0.7;
+  if (m <= kFewRowsFirst) return true;
   FewRowsRow const& row = kFewRowsKernels[kernel];
-  double const use = few_rows_use(problem, row);
-  if (m <= kFewRows) return use > 0.8 && fill >= 0.9;
+  double const fill = row_fill(problem, {kernel, {}, {}}), use = few_rows_use(problem, row);
+  if (m <= kFewRows) return use > 0.8 && fill >= 0.8;
   // With more than two ranks the exchange of a tile takes longer than the product of the next one.
   bool const keeps_up = problem.world == 2 || row.num_tiles(m, problem.n) * row.split_k <= kNumSms;
   return keeps_up && use > 0.85 && fill >= 0.9;
@@ -276,8 +273,7 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
     }
   };
   if (problem.op != Op::kGemmAr) {
-    FusedChoice const many{-1, choose_launch(problem), {}};
-    bool const few_first = total_rows(problem) <= kFewRowsFirst || row_fill(problem, many) < kFullTiles;
+    bool const few_first = total_rows(problem) <= kFewRowsFirst || !why_fused_is_slower(problem).empty();
     if (few_first) add_few_rows();
     for (LaunchChoice const& launch : launch_candidates(problem)) add({-1, launch, {}});
     if (!few_first) add_few_rows();

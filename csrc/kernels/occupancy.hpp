@@ -39,6 +39,7 @@ inline cudaError_t max_active_clusters(void const* kernel, dim3 cluster, int thr
   }
   int const cluster_size = static_cast<int>(cluster.x * cluster.y);
   *result = clusters - (spare_sms + cluster_size - 1) / cluster_size;
+  if (*result < 1) return cudaErrorInvalidConfiguration;
   return cudaSuccess;
 }
 

@@ -1,15 +1,16 @@
 #pragma once
 // The exchange area, through which the kernels for few rows send their tiles. A unit is what one group of threads
-// holds of the product. Every rank has slots for the units' partials, each of [vector][thread]: the vectors of one
-// thread's words.
+// holds of the product, 64 columns of y. Every rank has slots for partials, each of [vector][thread]: the vectors of
+// one thread's words. A vector of all threads together is a block of 16 rows of y.
 //
 //   one-shot   each rank stores its partial of every unit into its slot at every peer, and adds up what it receives
 //   two-shot   each rank stores its partial into its slot at the unit's owner; the owner adds up, and stores the sum
 //              into the unit's slot at every peer
 //   scatter    each rank stores of its partial, at every peer, the vectors with rows that the peer owns
 //
-//   one-shot, scatter   [unit][source rank]
-//   two-shot            [unit / world][source rank] of the units that this rank owns, then the sums [unit]
+//   one-shot   [unit][source rank]
+//   two-shot   [unit / world][source rank] of the units that this rank owns, then the sums [unit]
+//   scatter    [64 columns of y][source rank][16 rows], all 16 rows of which this rank owns some
 //
 // A word that is kEmptyWord has not arrived: two 16-bit floats of that pattern are NaNs that no conversion from fp32
 // produces. So the data is its own signal. A reader empties the slots it has read.
@@ -42,7 +43,7 @@ FLUX_HD int exchange_owner(int32_t unit, int world) {
   return static_cast<int>(static_cast<uint32_t>(unit) % static_cast<uint32_t>(world));
 }
 
-// Number of the slot of a partial, and of a sum.
+// Number of the slot of a partial, and of a sum, but for scatter.
 FLUX_HD int64_t exchange_slot(ExchangeForm form, int32_t unit, int world, int source) {
   uint32_t const u = static_cast<uint32_t>(unit), w = static_cast<uint32_t>(world);
   return int64_t{form == ExchangeForm::kTwoShot ? u / w : u} * world + source;
@@ -52,6 +53,13 @@ FLUX_HD int64_t exchange_sum_slot(int64_t unit, int64_t num_units, int world) {
 }
 FLUX_HD int64_t exchange_slots(ExchangeForm form, int64_t num_units, int world) {
   return form == ExchangeForm::kTwoShot ? exchange_sum_slot(num_units, num_units, world) : num_units * world;
+}
+
+// At most so many blocks of 16 rows hold some of the `rows` that a rank owns.
+FLUX_HD int scatter_vectors(int rows) { return (rows + 30) / 16; }
+// The place, at their owner, of the partial of the block `vector`, counted through all rows of y.
+FLUX_HD int64_t scatter_place(int columns, int source, int world, int vector, int owner, int rows) {
+  return (int64_t{columns} * world + source) * scatter_vectors(rows) + vector - owner * rows / 16;
 }
 
 // Columns of a slice of a shard of `rows` rows: slices as large as that a signal costs little. A tile of K lies in one.

@@ -120,7 +120,7 @@ void turns_are_counted() {
 void exchange_slots_are_disjoint() {
   for (int world : {2, 3, 8, 16}) {
     for (int32_t units : {1, 2, 40, 257}) {
-      for (ExchangeForm form : {ExchangeForm::kOneShot, ExchangeForm::kTwoShot, ExchangeForm::kScatter}) {
+      for (ExchangeForm form : {ExchangeForm::kOneShot, ExchangeForm::kTwoShot}) {
         int64_t const slots = exchange_slots(form, units, world);
         for (int rank = 0; rank < world; ++rank) {
           std::set<int64_t> seen;
@@ -136,6 +136,27 @@ void exchange_slots_are_disjoint() {
           }
           CHECK(form == ExchangeForm::kTwoShot || int64_t(seen.size()) == slots, "%zu of %ld", seen.size(),
                 long(slots));
+        }
+      }
+    }
+  }
+}
+
+// The vectors that all sources send to one owner have places of their own, whether or not 16 divides the rows.
+void scatter_places_are_disjoint() {
+  for (int world : {2, 3, 8}) {
+    for (int rows : {1, 2, 15, 16, 17, 33, 64, 128}) {
+      for (int owner = 0; owner < world; ++owner) {
+        constexpr int kColumns = 3;
+        int64_t const places = int64_t{kColumns} * world * scatter_vectors(rows);
+        std::set<int64_t> seen;
+        for (int columns = 0; columns < kColumns; ++columns) {
+          for (int source = 0; source < world; ++source) {
+            for (int vector = owner * rows / 16; vector * 16 < (owner + 1) * rows; ++vector) {
+              int64_t const place = scatter_place(columns, source, world, vector, owner, rows);
+              CHECK(place >= 0 && place < places && seen.insert(place).second, "%ld of %ld", long(place), long(places));
+            }
+          }
         }
       }
     }
@@ -223,6 +244,7 @@ std::vector<Test> ar_tests() {
       TEST(ar_own_steps_are_those_of_the_order),
       TEST(turns_are_counted),
       TEST(exchange_slots_are_disjoint),
+      TEST(scatter_places_are_disjoint),
       TEST(slices_of_the_gather_cover_k),
       TEST(ar_order_matches_the_picture),
       TEST(ar_signals_are_distinct),

@@ -34,6 +34,7 @@ TESTS = [
     "ar_own_steps_are_those_of_the_order",
     "turns_are_counted",
     "exchange_slots_are_disjoint",
+    "scatter_places_are_disjoint",
     "slices_of_the_gather_cover_k",
     "ar_order_matches_the_picture",
     "ar_signals_are_distinct",
