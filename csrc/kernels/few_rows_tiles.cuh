@@ -131,11 +131,7 @@ struct FewRowsPlace {
 
   // Bit v: vector v of the thread's words has rows of x from `begin` on, before `end`.
   __device__ uint32_t mask(int begin, int end) const {
-    // The thread has two rows of each block of 8 from m0 on, and a vector those of two blocks.
-    int const first = m0 + 2 * column, num_blocks = 2 * Cfg::Transfer::kVectors;
-    auto const blocks_before = [&](int m) { return min(max(m - first + 7, 0) / 8, num_blocks); };
-    int const from = blocks_before(begin - 1), to = blocks_before(end);
-    return from < to ? (1u << (to + 1) / 2) - (1u << from / 2) : 0;
+    return vector_mask(m0 + 2 * column, Cfg::Transfer::kVectors, begin, end);
   }
 };
 

@@ -20,6 +20,8 @@
 //
 // There are areas of two parities, and the words that count the calls of such kernels.
 
+#include <algorithm>
+
 #include "schedule/workspace_layout.hpp"
 
 namespace flux {
@@ -53,6 +55,15 @@ FLUX_HD int64_t exchange_sum_slot(int64_t unit, int64_t num_units, int world) {
 }
 FLUX_HD int64_t exchange_slots(ExchangeForm form, int64_t num_units, int world) {
   return form == ExchangeForm::kTwoShot ? exchange_sum_slot(num_units, num_units, world) : num_units * world;
+}
+
+// Bit v: vector v of a thread has rows from `begin` on, before `end`. The thread has two rows of each block of 8, of
+// the first one those from `first` on, and a vector those of two blocks.
+FLUX_HD uint32_t vector_mask(int first, int num_vectors, int begin, int end) {
+  int const num_blocks = 2 * num_vectors;
+  auto const blocks_before = [&](int m) { return std::min(std::max(m - first + 7, 0) / 8, num_blocks); };
+  int const from = blocks_before(begin - 1), to = blocks_before(end);
+  return from < to ? (1u << (to + 1) / 2) - (1u << from / 2) : 0;
 }
 
 // At most so many blocks of 16 rows hold some of the `rows` that a rank owns.

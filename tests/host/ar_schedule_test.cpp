@@ -5,7 +5,6 @@
 #include <set>
 #include <utility>
 
-#include "schedule/exchange_layout.hpp"
 #include "schedule/tile_order.hpp"
 #include "schedule_test.hpp"
 
@@ -116,64 +115,6 @@ void turns_are_counted() {
   }
 }
 
-// No two slots that a rank reads are one, and all lie within the area; one-shot leaves none out.
-void exchange_slots_are_disjoint() {
-  for (int world : {2, 3, 8, 16}) {
-    for (int32_t units : {1, 2, 40, 257}) {
-      for (ExchangeForm form : {ExchangeForm::kOneShot, ExchangeForm::kTwoShot}) {
-        int64_t const slots = exchange_slots(form, units, world);
-        for (int rank = 0; rank < world; ++rank) {
-          std::set<int64_t> seen;
-          auto const add = [&](int64_t slot) {
-            CHECK(slot >= 0 && slot < slots && seen.insert(slot).second, "slot %ld of %ld", long(slot), long(slots));
-          };
-          for (int32_t unit = 0; unit < units; ++unit) {
-            bool const two_shot = form == ExchangeForm::kTwoShot, owns = exchange_owner(unit, world) == rank;
-            if (two_shot) add(exchange_sum_slot(unit, units, world));
-            for (int source = 0; source < world && (!two_shot || owns); ++source) {
-              add(exchange_slot(form, unit, world, source));
-            }
-          }
-          CHECK(form == ExchangeForm::kTwoShot || int64_t(seen.size()) == slots, "%zu of %ld", seen.size(),
-                long(slots));
-        }
-      }
-    }
-  }
-}
-
-// The vectors that all sources send to one owner have places of their own, whether or not 16 divides the rows.
-void scatter_places_are_disjoint() {
-  for (int world : {2, 3, 8}) {
-    for (int rows : {1, 2, 15, 16, 17, 33, 64, 128}) {
-      for (int owner = 0; owner < world; ++owner) {
-        constexpr int kColumns = 3;
-        int64_t const places = int64_t{kColumns} * world * scatter_vectors(rows);
-        std::set<int64_t> seen;
-        for (int columns = 0; columns < kColumns; ++columns) {
-          for (int source = 0; source < world; ++source) {
-            for (int vector = owner * rows / 16; vector * 16 < (owner + 1) * rows; ++vector) {
-              int64_t const place = scatter_place(columns, source, world, vector, owner, rows);
-              CHECK(place >= 0 && place < places && seen.insert(place).second, "%ld of %ld", long(place), long(places));
-            }
-          }
-        }
-      }
-    }
-  }
-}
-
-// Slices cover K, begin at multiples of every tile's K, and have words of their own.
-void slices_of_the_gather_cover_k() {
-  for (int rows : {1, 8, 64, 256}) {
-    for (int k : {8, 64, 128, 136, 4096, 7168, 8192, 28672}) {
-      int const slice_k = gather_slice_k(rows, k);
-      CHECK(slice_k > 0 && slice_k % 128 == 0 && ceil_div(k, slice_k) <= kMaxSlices, "%d rows of %d: %d", rows, k,
-            slice_k);
-    }
-  }
-}
-
 void ar_order_matches_the_picture() {
   ArSchedule const s = make_ar_schedule(6, 3, 2, 1);
   std::vector<std::pair<int, int>> const picture = {{2, 0}, {0, 0}, {2, 1}, {0, 1}, {1, 0}, {1, 1}};  // owner, section
@@ -243,9 +184,6 @@ std::vector<Test> ar_tests() {
       TEST(ar_own_chunks_come_a_section_later),
       TEST(ar_own_steps_are_those_of_the_order),
       TEST(turns_are_counted),
-      TEST(exchange_slots_are_disjoint),
-      TEST(scatter_places_are_disjoint),
-      TEST(slices_of_the_gather_cover_k),
       TEST(ar_order_matches_the_picture),
       TEST(ar_signals_are_distinct),
       TEST(ar_bound_of_the_staged_rows_holds_and_grows),

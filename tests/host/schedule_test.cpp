@@ -309,6 +309,7 @@ int main(int argc, char** argv) {
   auto tests = flux::test::order_tests();
   for (auto const& test : flux::test::workspace_tests()) tests.push_back(test);
   for (auto const& test : flux::test::ar_tests()) tests.push_back(test);
+  for (auto const& test : flux::test::exchange_tests()) tests.push_back(test);
   for (auto const& test : tests) {
     if (list) std::printf("%s\n", test.name);
     if (argc == 2 && std::strcmp(argv[1], test.name) == 0) return test.run(), 0;

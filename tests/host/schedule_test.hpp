@@ -27,6 +27,7 @@ struct Test {
 
 std::vector<Test> workspace_tests();  // workspace_test.cpp
 std::vector<Test> ar_tests();         // ar_schedule_test.cpp
+std::vector<Test> exchange_tests();   // exchange_test.cpp
 
 }  // namespace flux::test
 

@@ -33,20 +33,22 @@ TESTS = [
     "ar_own_chunks_come_a_section_later",
     "ar_own_steps_are_those_of_the_order",
     "turns_are_counted",
-    "exchange_slots_are_disjoint",
-    "scatter_places_are_disjoint",
-    "slices_of_the_gather_cover_k",
     "ar_order_matches_the_picture",
     "ar_signals_are_distinct",
     "ar_bound_of_the_staged_rows_holds_and_grows",
     "ar_region_parts_are_disjoint",
+    "exchange_slots_are_disjoint",
+    "scatter_places_are_disjoint",
+    "masks_have_the_vectors_with_rows_in_a_range",
+    "scattered_tiles_meet_their_owners",
+    "slices_of_the_gather_cover_k",
 ]
 
 
 @pytest.fixture(scope="module")
 def schedule_test(build_program):
     flags = ["-O1", "-fsanitize=undefined,signed-integer-overflow", "-fno-sanitize-recover=all"]
-    sources = ["schedule_test.cpp", "workspace_test.cpp", "ar_schedule_test.cpp"]
+    sources = ["schedule_test.cpp", "workspace_test.cpp", "ar_schedule_test.cpp", "exchange_test.cpp"]
     return build_program("schedule_test", sources, flags)
 
 
