@@ -81,7 +81,7 @@ class Hooks:
                 texts = members.exchange(site, f"probe/{kind}", mine.to_json())
             probes = [topology.Probe.from_json(text) for text in texts]
             try:
-                self._connections[key] = topology.decide(probes, kind, settings.ranks_per_gpu)
+                self._connections[key] = topology.decide(probes, kind)
             except ValueError as error:
                 raise ValueError(f"{site}: {error}") from None
         return self._connections[key]

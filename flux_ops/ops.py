@@ -37,7 +37,7 @@ else:
     _core.set_check_ranks(settings.check_ranks)
     _core.set_cpu_threads(settings.cpu_threads)
     if settings.ranks_per_gpu > 1 and _core.has_cuda_kernels:
-        _core.set_spare_sms(4)  # for the pushes, which are kernels where the peer is on the same GPU
+        _core.set_spare_sms(4)  # a few are enough: the pushes are kernels then, and the grids of ours wait for them
 _ag_gemm, _gemm_rs = torch.ops.flux.ag_gemm.default, torch.ops.flux.gemm_rs.default
 _gemm_ar = torch.ops.flux.gemm_ar.default
 

@@ -8,6 +8,8 @@ import socket
 
 import torch
 
+from flux_ops.config import settings
+
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
@@ -24,6 +26,7 @@ class Probe:
     gpu_name: str = ""
     launches_block: bool = False  # a kernel that waits for its peers would keep this rank from serving them
     peer_access: dict[str, bool] = dataclasses.field(default_factory=dict)  # by UUID of each visible GPU
+    ranks_per_gpu: int = 1  # that this rank allows
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -55,12 +58,13 @@ def probe(rank: int, device_type: str, device_index: int, version: str, why_not_
         gpu_index=device_index,
         gpu_uuid=str(properties.uuid),
         gpu_name=properties.name,
+        ranks_per_gpu=settings.ranks_per_gpu,
         launches_block=os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
         peer_access=access,
     )
 
 
-def decide(probes: list[Probe], device_type: str, ranks_per_gpu: int = 1) -> str:
+def decide(probes: list[Probe], device_type: str) -> str:
     """Why the ranks can't share memory on this kind of device, as a clause; empty if they can.
 
     Raises ValueError for what no strategy can run: more ranks on one GPU than may share it, or unlike versions.
@@ -72,12 +76,13 @@ def decide(probes: list[Probe], device_type: str, ranks_per_gpu: int = 1) -> str
                 f"the ranks run unlike versions of flux_ops: rank {first.rank} has {first.version}, rank {p.rank} has "
                 f"{p.version}."
             )
-    for a, b in _pairs(probes):
-        sharing = sum(p.gpu_uuid == a.gpu_uuid for p in probes)
-        if device_type == "cuda" and a.gpu_uuid == b.gpu_uuid and sharing > ranks_per_gpu:
+    allowed = min(p.ranks_per_gpu for p in probes)
+    for a, b in _pairs(probes) if device_type == "cuda" else ():
+        if a.gpu_uuid == b.gpu_uuid and sum(p.gpu_uuid == a.gpu_uuid for p in probes) > allowed:
             raise ValueError(
                 f"ranks {a.rank} and {b.rank} both use GPU {a.gpu_index} ({a.gpu_name}, {a.gpu_uuid}); each rank needs "
-                "a GPU of its own: call torch.cuda.set_device(local_rank) before anything else."
+                "a GPU of its own: call torch.cuda.set_device(local_rank) before anything else. (FLUX_RANKS_PER_GPU, "
+                f"for tests, allows {allowed}.)"
             )
     for p in probes:
         if device_type == "cuda" and p.why_not_cuda:

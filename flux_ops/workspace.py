@@ -82,7 +82,7 @@ class DeviceBlock:
     def __init__(self, members: Members, site: Site, total_bytes: int, slots: tuple[int, int], device: torch.device):
         import torch.distributed._symmetric_memory as symm_mem
 
-        if settings.ranks_per_gpu > 1:
+        if settings.ranks_per_gpu > 1:  # torch refuses it otherwise; it reads this at each rendezvous
             os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
         key = f"grow/{site.call}"
         error = ""

@@ -21,7 +21,7 @@ from flux_ops.tuner.measure import GEMM, SEQUENTIAL, Operands, as_graph, attempt
 FIRST_ROUNDS = 3
 FINALISTS = 4
 ROUNDS = 15
-NOISE = 1.02  # choices that had won by less did not win in the next run (benchmarks/results/h200-tp2.json)
+AS_FAST = 1.02  # two measurements of one choice differ by as much
 
 
 class TunerStopped(RuntimeError):
@@ -74,9 +74,11 @@ def _group_for_tuning(parent: dist.ProcessGroup) -> dist.ProcessGroup:
 
 
 def pick(times: dict[str, float], model: str) -> str:
-    """The fastest of what was measured; the model's choice if it is as fast but for the noise of a measurement."""
+    """The fastest of what was measured, or the model's choice if that is as fast but for the noise of a measurement. If
+    the plain sequence is the fastest, it is that one.
+    """
     fastest = min((name for name in times if name != GEMM), key=lambda name: (times[name], name != SEQUENTIAL))
-    is_as_fast = model in times and times[model] <= NOISE * times[fastest]
+    is_as_fast = model in times and times[model] <= AS_FAST * times[fastest]
     return model if is_as_fast and fastest != SEQUENTIAL else fastest
 
 
@@ -126,7 +128,7 @@ class Tuner:
         return Product(op, m, n, k, str(dtype).removeprefix("torch."), layout, self.place.world, self.device_name)
 
     def measure(self, product: Product, rounds: int = ROUNDS) -> Entry:
-        """The fastest candidate of a product, "sequential" among them; the same on every rank."""
+        """The candidate of a product to choose (see pick), "sequential" among them; the same on every rank."""
         dtype = getattr(torch, product.dtype)
         self._renew(product)
         operands = Operands(self.place, product.op, product.m, product.n, product.k, dtype, product.layout)

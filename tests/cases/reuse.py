@@ -131,8 +131,12 @@ def constant_lag(ctx, op, laggard, rounds, slow_s, strategies=("fused",)):
 
 
 def short_k(ctx, rounds):
-    """One step of K, many tiles: the warps of a kernel may run ahead of each other as far as it lets them."""
+    """One step of K, many tiles: the warps of a kernel may run ahead of each other as far as it lets them.
+
+    A race of these warps may show only where ranks share a GPU: partials that overtook their readers did so only there.
+    """
     findings, results = Findings(), []
+    # Those for many rows: the names of the others begin with digits.
     kernels = [name for name in extension.module.config_names("cuda").split() if name[0] in "cp"]
     knobs = [
         (op, f"fused:{kernel}/m1/p{pieces}") for op in ("gemm_rs", "gemm_ar") for kernel in kernels for pieces in (1, 5)

@@ -1,6 +1,6 @@
 """Run the GPU tests and end with a short table.
 
-    python tests/gpu/run.py                      all tests, every number of GPUs from 2 that the machine has
+    python tests/gpu/run.py                      all tests, every number of ranks from 2 that the machine has GPUs for
     python tests/gpu/run.py -k "grid or graph"   a selection, as pytest's -k has it
     python tests/gpu/run.py --worlds 2 --limit 300
     python tests/gpu/run.py --ranks-per-gpu 4    on a machine with one GPU: ranks that share it and compute in turn, a
@@ -27,8 +27,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MAX_REASON_LINES = 14
-WITH_SHARED_GPUS = "(allreduce or decomposed or errors or few_rows or graphs or groups or numerics or reuse or shapes)"
-WITHOUT_SHARED_GPUS = "(backward or layers)"
+OF_KERNELS = ("allreduce", "decomposed", "errors", "few_rows", "graphs", "groups", "numerics", "reuse", "shapes")
+MAX_RANKS_PER_GPU = 16
 
 
 class Collector:
@@ -112,9 +112,10 @@ def every_config():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-k", dest="select", default="", help="pytest's -k expression")
-    parser.add_argument("--worlds", default="", help="only these numbers of GPUs, comma-separated")
+    parser.add_argument("--worlds", default="", help="only these numbers of ranks, comma-separated")
     parser.add_argument("--thorough", action="store_true", help="also what the CPU backend's tests cover")
-    parser.add_argument("--ranks-per-gpu", type=int, default=1, help="how many ranks may share a GPU")
+    shared = int(os.environ.get("FLUX_RANKS_PER_GPU", "1"))
+    parser.add_argument("--ranks-per-gpu", type=int, default=shared, help="how many ranks may share a GPU")
     parser.add_argument("--first", action="store_true", help="stop at the first failure")
     parser.add_argument("--every-config", action="store_true", help="with each of the tuner's candidates in turn")
     parser.add_argument("--configs", default="", help="with these configurations in turn, comma-separated")
@@ -122,8 +123,9 @@ def main():
     args = parser.parse_args()
 
     sys.path.insert(0, str(ROOT))
-    if args.ranks_per_gpu > 1:
-        os.environ["FLUX_RANKS_PER_GPU"] = str(args.ranks_per_gpu)
+    if not 1 <= args.ranks_per_gpu <= MAX_RANKS_PER_GPU:
+        parser.error(f"--ranks-per-gpu is {args.ranks_per_gpu}; it must be 1 to {MAX_RANKS_PER_GPU}")
+    os.environ["FLUX_RANKS_PER_GPU"] = str(args.ranks_per_gpu)
     screen = os.fdopen(os.dup(1), "w", buffering=1)
     log_path = pathlib.Path(os.environ.get("OUT") or ROOT / "build") / "gpu-tests.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,8 +150,10 @@ def main():
     options = ["-p", "no:cacheprovider", "-p", "no:timeout", "-p", "no:xdist", "-rs", "--tb=short", "-v"]
     options += ["-W", "ignore::pytest.PytestConfigWarning"]  # the timeout option without its plugin
     others = [f"not gpu{w}" for w in range(2, 17) if args.worlds and str(w) not in args.worlds.split(",")]
+    folder, files = ROOT / "tests" / "gpu", ["."]
     if args.ranks_per_gpu > 1:
-        others += [WITH_SHARED_GPUS, f"not {WITHOUT_SHARED_GPUS}"]
+        others.append("not backward")
+        files = [f"test_gpu_{name}.py" for name in OF_KERNELS]
     selection = " and ".join([f"({args.select})"] * bool(args.select) + others)
     if selection:
         options += ["-k", selection]
@@ -158,7 +162,7 @@ def main():
     with open(log_path, "w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-        status = pytest.main([*options, str(ROOT / "tests" / "gpu")], plugins=[collector])
+        status = pytest.main([*options, *(str(folder / file) for file in files)], plugins=[collector])
     nothing_ran = not any(row["pass"] or row["fail"] for row in collector.rows.values())
     finish(int(status) or (4 if nothing_ran else 0), "NOTHING RAN: see the reasons in the log. " if nothing_ran else "")
 

@@ -318,8 +318,8 @@ void half_empty_tiles_are_left_to_the_sequence() {
       CHECK(!why_sequence_is_faster(down_projection(op, m)).empty(), "%s of %ld rows", op_name(op), long(m));
     }
     for (int64_t m : {320, 384, 448}) {  // of ag_gemm with so large a K the gathered rows have no room
-      bool const pay = op != Op::kAgGemm;
-      CHECK(why_sequence_is_faster(down_projection(op, m)).empty() == pay, "%s of %ld rows", op_name(op), long(m));
+      bool const fits = op != Op::kAgGemm;
+      CHECK(why_sequence_is_faster(down_projection(op, m)).empty() == fits, "%s of %ld rows", op_name(op), long(m));
     }
   }
 }

@@ -79,7 +79,7 @@ void masks_have_the_vectors_with_rows_in_a_range() {
 }
 
 // What the ranks store of their tiles at an owner lies apart, within the slots, and holds all its rows; by every
-// kernel.
+// kernel's tiles.
 void scattered_tiles_meet_their_owners() {
   for (FewRowsRow const& kernel : kFewRowsKernels) {
     int const slice_m = kernel.tile_m / kernel.split_k, n = 2 * kernel.tile_n;

@@ -11,12 +11,15 @@ from flux_ops.config import check_timeout, read_environment
 def test_defaults():
     settings = read_environment({})
     assert (settings.timeout_s, settings.check_ranks, settings.cpu_threads) == (30.0, True, 0)
+    assert settings.ranks_per_gpu == 1
     assert (settings.tune_cache, settings.shipped_caches) == ("", True)  # there is no home
 
 
 def test_values():
-    settings = read_environment({"FLUX_TIMEOUT": "2.5", "FLUX_CHECK": "0", "FLUX_CPU_THREADS": "3"})
+    env = {"FLUX_TIMEOUT": "2.5", "FLUX_CHECK": "0", "FLUX_CPU_THREADS": "3", "FLUX_RANKS_PER_GPU": "4"}
+    settings = read_environment(env)
     assert (settings.timeout_s, settings.check_ranks, settings.cpu_threads) == (2.5, False, 3)
+    assert settings.ranks_per_gpu == 4
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,15 @@ def test_permuted_gpus_are_fine():
 
 
 def test_ranks_may_share_gpus_up_to_a_number():
-    pairs = [gpu(r, index=r // 2, gpu_uuid=f"uuid{r // 2}") for r in range(4)]
-    assert decide(pairs, "cuda", ranks_per_gpu=2) == ""
-    with pytest.raises(ValueError, match="both use GPU 1"):
-        decide([*pairs, gpu(4, index=1, gpu_uuid="uuid1")], "cuda", ranks_per_gpu=2)
+    def on(rank, index, allowed=2):
+        return gpu(rank, index=index, gpu_uuid=f"uuid{index}", ranks_per_gpu=allowed)
+
+    pairs = [on(r, r // 2) for r in range(4)]
+    assert decide(pairs, "cuda") == ""
+    with pytest.raises(ValueError, match=r"ranks 2 and 3 both use GPU 1.*allows 2"):
+        decide([*pairs, on(4, 1)], "cuda")
+    with pytest.raises(ValueError, match=r"ranks 0 and 1 both use GPU 0.*allows 1"):
+        decide([*pairs[:3], on(3, 1, allowed=1)], "cuda")
 
 
 def test_two_ranks_on_one_gpu_name_both_and_the_gpu():
