@@ -242,7 +242,7 @@ inline double few_rows_use(Problem const& problem, FewRowsRow const& row) {
 }
 
 // Whether a kernel for few rows is faster than the plain sequence, and for a gemm_ar than the kernels for many rows;
-// measured at TP = 2 and 4 (bench --study rows).
+// measured at TP = 2 (bench --study rows), the rule for more than two ranks at TP = 4.
 inline bool few_rows_pay(Problem const& problem, int kernel) {
   int64_t const m = total_rows(problem);
   if (m <= kFewRowsFirst) return true;
@@ -337,7 +337,7 @@ inline std::string why_sequence_is_faster(Problem const& problem) {
   std::string const slower = why_fused_is_slower(ar ? chunks_problem(problem, first.many_rows.sections) : problem);
   double const least_fill = ar ? 0.9 : kFullTiles;  // a gemm_ar gains less
   if (!slower.empty() || row_fill(problem, first) >= least_fill) return slower;
-  return m + ", which leaves the tiles of a rank's rows half empty";
+  return m + ", which leaves too much of the tiles of a rank's rows empty";
 }
 
 }  // namespace flux
