@@ -6,12 +6,16 @@
     python examples/train_tp.py --device cpu --world 4 --tp 2
     torchrun --nproc-per-node 4 examples/train_tp.py
 
-Both models begin with the same weights and get the same tokens, so their losses must stay together: within 0.01 %
-on CPUs (float32), 2 % on GPUs (products in bfloat16, weights and their updates in float32). A control runs along, plain
-PyTorch once more with another order of sums: up to each step flux may also not have gone further from plain than twice
-as far as the control, or than 0.01 %. Rounding grows in a training, so a long one on GPUs may end beyond 2 %: how far
-the control went says whether two right runs do. The losses, the times of the steps and what ran are written as JSON;
---plot draws them, with matplotlib.
+Both models begin with the same weights and get the same tokens, so their losses must stay together. Rounding grows in a
+training: with products in bfloat16, two right runs differ by some percent in single steps after a hundred, whoever's
+layers they have. A control shows it, plain PyTorch once more with another order of sums. So there are two conditions:
+
+- as long as the control is within 0.5 % of plain, flux may up to each step not have gone further from plain than twice
+  as far as the control, or than 0.01 %;
+- the curves agree: the mean losses of each tenth of the steps, within 0.01 % on CPUs (float32) and 2 % on GPUs
+  (products in bfloat16, weights and their updates in float32).
+
+The losses, the times of the steps and what ran are written as JSON; --plot draws them, with matplotlib.
 """
 
 import argparse
@@ -38,9 +42,10 @@ from flux_ops.bench import report
 
 LIMIT_S = 540
 MODELS = {**LAYERS, "control": control}
-# Of the difference of the losses, relative to the loss.
+# Of differences of losses, relative to the loss: of the means of a part of the steps; of single steps.
 TOLERANCE = {"cpu": 1e-4, "cuda": 2e-2}
-TIMES_CONTROL, LEAST_ALLOWED = 2, 1e-4
+PARTS = 10
+TIMES_CONTROL, LEAST_ALLOWED, SMALL_NOISE = 2, 1e-4, 5e-3
 WARMUP = 5
 
 
@@ -139,26 +144,32 @@ def largest_so_far(losses, wants):
     return list(itertools.accumulate((abs(a - b) / b for a, b in zip(losses, wants, strict=True)), max))
 
 
-def stay_together(apart, noise, tolerance):
-    """Whether two curves never differ by more than the tolerance, nor by more than the noise explains; both are as
-    largest_so_far gives them.
+def means(losses):
+    """Of each tenth of the steps."""
+    ends = [len(losses) * i // PARTS for i in range(PARTS + 1)]
+    return [statistics.fmean(losses[a:b]) for a, b in itertools.pairwise(ends) if a < b]
+
+
+def stay_together(apart, noise, curve_apart, tolerance):
+    """Whether two runs are the same but for rounding. `apart` and `noise` are as largest_so_far gives them, of the run
+    and of the control; `curve_apart` is the largest difference of their means.
     """
-    return apart[-1] <= tolerance and all(
-        a <= max(TIMES_CONTROL * n, LEAST_ALLOWED) for a, n in zip(apart, noise, strict=True)
-    )
+    early = [(a, n) for a, n in zip(apart, noise, strict=True) if n < SMALL_NOISE]
+    return curve_apart <= tolerance and all(a <= max(TIMES_CONTROL * n, LEAST_ALLOWED) for a, n in early)
 
 
 def summary(place, args, config, setting, tp, runs):
     """The document that is written. `fine`: the losses stayed together, and fell."""
     losses = {layers: run.losses for layers, run in runs.items()}
     apart, noise = (largest_so_far(losses[layers], losses["plain"]) for layers in ("flux", "control"))
+    curves = {layers: means(run) for layers, run in losses.items()}
+    curve_apart, curve_noise = (largest_so_far(curves[layers], curves["plain"])[-1] for layers in ("flux", "control"))
     slowest = {
         layers: [max(ranks) for ranks in zip(*place.everyone(run.seconds), strict=True)] for layers, run in runs.items()
     }
     times = {layers: 1e3 * statistics.median(seconds[WARMUP:] or seconds) for layers, seconds in slowest.items()}
     tolerance = TOLERANCE[place.device.type]
-    tenth = max(setting.steps // 10, 1)
-    first, last = (statistics.fmean(part) for part in (losses["flux"][:tenth], losses["flux"][-tenth:]))
+    first, last = curves["flux"][0], curves["flux"][-1]
     return {
         "environment": {**report.environment(place), "tp": tp, "dp": place.world // tp},
         "config": dataclasses.asdict(config),
@@ -166,12 +177,14 @@ def summary(place, args, config, setting, tp, runs):
         "losses": losses,
         "largest_difference": apart[-1],
         "largest_of_control": noise[-1],
+        "largest_of_curve": curve_apart,
+        "largest_of_control_curve": curve_noise,
         "tolerance": tolerance,
         "first_loss": first,
         "last_loss": last,
         "step_ms": times,
         "ran": {" ".join(how): calls for how, calls in flux_ops.dispatch_counts().items()},
-        "fine": stay_together(apart, noise, tolerance) and last < first,
+        "fine": stay_together(apart, noise, curve_apart, tolerance) and last < first,
     }
 
 
@@ -180,8 +193,12 @@ def show(place, document):
     place.say(f"\nflux_ops ran: {document['ran']}")
     place.say(f"loss: {document['first_loss']:.3f} at first, {document['last_loss']:.3f} at last")
     place.say(
-        f"largest difference from plain: flux {document['largest_difference']:.1e} of the loss, control "
-        f"{document['largest_of_control']:.1e}, allowed {document['tolerance']:.0e}"
+        f"largest difference from plain, of a step: flux {document['largest_difference']:.1e} of the loss, control "
+        f"{document['largest_of_control']:.1e}"
+    )
+    place.say(
+        f"... of the mean of a tenth of the steps: flux {document['largest_of_curve']:.1e}, control "
+        f"{document['largest_of_control_curve']:.1e}, allowed {document['tolerance']:.0e}"
     )
     place.say(
         f"step, median: plain {times['plain']:.1f} ms, flux {times['flux']:.1f} ms: "

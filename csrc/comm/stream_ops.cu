@@ -41,17 +41,21 @@ cudaError_t stream_write(cudaStream_t stream, Epoch* word, Epoch value) {
   return to_runtime_error(memory_ops().write64(stream, reinterpret_cast<CUdeviceptr>(word), value, 0));
 }
 
-cudaError_t stream_take(cudaStream_t stream, uint32_t* counter, uint32_t value) {
+cudaError_t stream_take(cudaStream_t stream, uint32_t* counter, uint32_t value, Epoch* word, Epoch word_value) {
   if (memory_ops().error != cudaSuccess) return memory_ops().error;
-  CUstreamBatchMemOpParams ops[2] = {};
-  ops[0].waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
-  ops[0].waitValue.address = reinterpret_cast<CUdeviceptr>(counter);
-  ops[0].waitValue.value = value;
-  ops[0].waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
-  ops[1].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-  ops[1].writeValue.address = reinterpret_cast<CUdeviceptr>(counter);
-  ops[1].writeValue.value = 0;
-  return to_runtime_error(memory_ops().batch(stream, 2, ops, 0));
+  CUstreamBatchMemOpParams ops[3] = {};
+  ops[0].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+  ops[0].writeValue.address = reinterpret_cast<CUdeviceptr>(word);
+  ops[0].writeValue.value64 = word_value;
+  ops[1].waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+  ops[1].waitValue.address = reinterpret_cast<CUdeviceptr>(counter);
+  ops[1].waitValue.value = value;
+  ops[1].waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
+  ops[2].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+  ops[2].writeValue.address = reinterpret_cast<CUdeviceptr>(counter);
+  ops[2].writeValue.value = 0;
+  int const first = word == nullptr ? 1 : 0;
+  return to_runtime_error(memory_ops().batch(stream, 3 - first, ops + first, 0));
 }
 
 }  // namespace flux

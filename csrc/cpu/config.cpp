@@ -107,6 +107,7 @@ Config make_config(Problem const& p) {
   c.order = order_of(p.rows, p.n, c.tile);
   bool const by_rows = p.op == Op::kAgGemm;
   c.order_rank = knobs.same_order ? 0 : p.rank;
+  c.side_by_side = !knobs.same_order;
   c.pieces = make_pieces(by_rows ? p.rows : c.order.num_tiles(), knobs.parts, by_rows ? c.tile.tile_m : 1);
   return c;
 }

@@ -14,6 +14,8 @@ struct Config {
   TileOrder order;  // of the tiles in a chunk
   Pieces pieces;    // of a chunk: rows (ag_gemm) or tile positions (gemm_rs)
   int order_rank;   // whose order of chunks is taken
+  // gemm_rs: the chunks of the peers, see rs_item; else one after the other.
+  bool side_by_side;
 };
 // The configuration that the problem names, or else the default choice.
 Config make_config(Problem const& problem);

@@ -62,11 +62,12 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
       int const number = section * num_pieces + piece;
       int64_t const begin = int64_t{section} * per_chunk + plan.pieces.begin(piece);
       int32_t const tiles = plan.pieces.size(piece);
-      call.take_tiles(&done[owner][number], tiles);
-      call.push(view.region(owner, call.parity()) +
-                    rs_tile_offset(rs_slot(owner, world, rank), begin, num_tiles, plan.tile_bytes),
-                view.send_buffer() + rs_tile_offset(rs_slot(rank, world, owner), begin, num_tiles, plan.tile_bytes),
-                tiles * plan.tile_bytes, call.arrived(owner, rank) + number);
+      call.push_tiles(
+          &done[owner][number], tiles,
+          view.region(owner, call.parity()) +
+              rs_tile_offset(rs_slot(owner, world, rank), begin, num_tiles, plan.tile_bytes),
+          view.send_buffer() + rs_tile_offset(rs_slot(rank, world, owner), begin, num_tiles, plan.tile_bytes),
+          tiles * plan.tile_bytes, call.arrived(owner, rank) + number);
     }
   }
   call.join();

@@ -27,23 +27,26 @@ void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   args.send = view.send_buffer();
   args.staged = view.region(problem.rank, call.parity());
   args.tiles_done = local.tiles_done[0];
+  args.side_by_side = !plan.choice.same_order;
 
   call.fork();
   // First the kernel: its counters are what the side stream waits for.
   check(kLaunchers[plan.choice.kernel].gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_rs");
-  for (int step = 0; step < problem.world; ++step) {  // in the order of the kernel
+  auto const push = [&](int step, int piece) {
     int const peer = rs_chunk(args.order_rank, problem.world, step);
-    if (peer == problem.rank) continue;
-    int const slot_here = rs_slot(problem.rank, problem.world, peer);
-    int const slot_there = rs_slot(peer, problem.world, problem.rank);
-    for (int piece = 0; piece < plan.pieces.count(); ++piece) {
-      int32_t const begin = plan.pieces.begin(piece);
-      int32_t const tiles = plan.pieces.size(piece);
-      call.take_tiles(&local.tiles_done[peer][piece], tiles);
-      call.push(view.region(peer, call.parity()) + rs_tile_offset(slot_there, begin, num_tiles, plan.tile_bytes),
-                view.send_buffer() + rs_tile_offset(slot_here, begin, num_tiles, plan.tile_bytes),
-                tiles * plan.tile_bytes, call.arrived(peer, problem.rank) + piece);
-    }
+    if (peer == problem.rank) return;
+    int32_t const begin = plan.pieces.begin(piece), tiles = plan.pieces.size(piece);
+    auto const offset = [&](int slot) { return rs_tile_offset(slot, begin, num_tiles, plan.tile_bytes); };
+    call.push_tiles(&local.tiles_done[peer][piece], tiles,
+                    view.region(peer, call.parity()) + offset(rs_slot(peer, problem.world, problem.rank)),
+                    view.send_buffer() + offset(rs_slot(problem.rank, problem.world, peer)), tiles * plan.tile_bytes,
+                    call.arrived(peer, problem.rank) + piece);
+  };
+  // In the order of the kernel.
+  int const outer = args.side_by_side ? plan.pieces.count() : problem.world;
+  int const inner = args.side_by_side ? problem.world : plan.pieces.count();
+  for (int i = 0; i < outer; ++i) {
+    for (int j = 0; j < inner; ++j) args.side_by_side ? push(j, i) : push(i, j);
   }
   call.join();
 }

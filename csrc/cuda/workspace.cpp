@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <utility>
+
 #include "comm/stream_ops.hpp"
 #include "cuda/fault_watch.hpp"
 #include "ops/backend.hpp"
@@ -113,13 +115,24 @@ void Call::fork() {
 }
 
 void Call::take_tiles(uint32_t* counter, int32_t count) {
-  check(stream_take(workspace_.side_stream_, counter, static_cast<uint32_t>(count)), "waiting for tiles");
+  Epoch* const word = std::exchange(held_signal_, nullptr);
+  check(stream_take(workspace_.side_stream_, counter, static_cast<uint32_t>(count), word, wait_.signal),
+        "waiting for tiles");
 }
 
 void Call::push(void* to, void const* from, int64_t bytes, Epoch* signal) {
-  wait_until_may_push();
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, workspace_.side_stream_), "a push to a peer");
+  copy(to, from, bytes);
   send_signal(signal);
+}
+
+void Call::push_tiles(uint32_t* counter, int32_t count, void* to, void const* from, int64_t bytes, Epoch* signal) {
+  take_tiles(counter, count);
+  copy(to, from, bytes);
+  if (is_replayed()) {
+    send_signal(signal);
+  } else {
+    held_signal_ = signal;
+  }
 }
 
 void Call::push_rows(void* to, void const* from, int64_t pitch, int64_t width, int64_t rows, Epoch* signal) {
@@ -127,6 +140,12 @@ void Call::push_rows(void* to, void const* from, int64_t pitch, int64_t width, i
   check(cudaMemcpy2DAsync(to, pitch, from, pitch, width, rows, cudaMemcpyDeviceToDevice, workspace_.side_stream_),
         "a push to a peer");
   send_signal(signal);
+}
+
+void Call::copy(void* to, void const* from, int64_t bytes) {
+  send_held_signal();
+  wait_until_may_push();
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, workspace_.side_stream_), "a push to a peer");
 }
 
 void Call::wait_until_may_push() {
@@ -145,7 +164,12 @@ void Call::send_signal(Epoch* signal) {
   }
 }
 
+void Call::send_held_signal() {
+  if (held_signal_ != nullptr) send_signal(std::exchange(held_signal_, nullptr));
+}
+
 void Call::join() {
+  send_held_signal();
   check(cudaEventRecord(workspace_.join_, workspace_.side_stream_), "recording an event");
   check(cudaStreamWaitEvent(stream_, workspace_.join_, 0), "joining the copy stream");
 }

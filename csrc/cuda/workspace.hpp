@@ -91,14 +91,19 @@ class Call {
   void take_tiles(uint32_t* counter, int32_t count);
   // Enqueues, on the side stream, a copy to a peer and the signal that it has arrived.
   void push(void* to, void const* from, int64_t bytes, Epoch* signal);
-  // The same for a block of rows: `width` bytes of every `pitch`, on both sides.
+  // The same once a kernel has counted so many tiles. The signal may go out with what is enqueued on the side stream
+  // next: call this, take_tiles, push or join soon.
+  void push_tiles(uint32_t* counter, int32_t count, void* to, void const* from, int64_t bytes, Epoch* signal);
+  // As push, for a block of rows: `width` bytes of every `pitch`, on both sides.
   void push_rows(void* to, void const* from, int64_t pitch, int64_t width, int64_t rows, Epoch* signal);
   // Makes the caller's stream wait for the side stream.
   void join();
 
  private:
+  void copy(void* to, void const* from, int64_t bytes);
   void wait_until_may_push();
   void send_signal(Epoch* signal);
+  void send_held_signal();
 
   Workspace& workspace_;
   cudaStream_t stream_;
@@ -107,6 +112,7 @@ class Call {
   SignalWait wait_;
   ReplayedCall replayed_;
   bool may_push_ = true;
+  Epoch* held_signal_ = nullptr;  // of the last push_tiles; eager only
 };
 
 // Fills operands.gathered, where it is asked for, from the own shard and the region where all others have arrived.

@@ -31,6 +31,10 @@ cudaError_t launch_gemm_rs_kernel(GemmRsArgs const& args, cudaStream_t stream) {
   arguments.epilogue.ptr_D = static_cast<Element*>(args.y);
   arguments.epilogue.dD = {args.n, cute::_1{}, args.y_stride};
   arguments.epilogue.bias = static_cast<Element const*>(args.bias);
+  if (args.side_by_side) {
+    int const per_cluster = Cfg::kShape.cluster_m * Cfg::kShape.cluster_n;
+    arguments.scheduler.pieces = {args.pieces.items / per_cluster, args.pieces.per_piece / per_cluster};
+  }
   RsTransport& transport = arguments.epilogue.transport;
   transport.rank = args.rank;
   transport.world = args.world;

@@ -50,6 +50,7 @@ struct GemmRsArgs {
   uint32_t* tiles_done;  // [destination][kMaxPieces], counts tiles; a piece's number is section * pieces + piece
   Epoch const* arrived;  // [source][kMaxPieces]
   Pieces pieces;         // of the tile positions of a chunk
+  bool side_by_side;     // rs_item: the chunks of the peers
   int swizzle;
   bool along_n;
   SignalWait wait;

@@ -11,12 +11,29 @@
 
 namespace flux {
 
+struct ChunkWork {
+  int chunk;
+  int32_t cluster;  // of the chunk
+};
+
 struct AgOrder {
-  FLUX_HD static int chunk(int rank, int world, int /*sections*/, int step) { return ag_chunk(rank, world, step); }
+  template <class Params>
+  FLUX_HD static ChunkWork at(Params const& p, int32_t index) {
+    int32_t const per_chunk = p.order.num_clusters();
+    int const step = index / per_chunk;
+    return {ag_chunk(p.rank, p.world, step), index - step * per_chunk};
+  }
 };
 struct RsOrder {
-  FLUX_HD static int chunk(int rank, int world, int sections, int step) {
-    return ar_chunk_index(ar_chunk(rank, world, sections, step), world);
+  template <class Params>
+  FLUX_HD static ChunkWork at(Params const& p, int32_t index) {
+    int32_t const per_chunk = p.order.num_clusters();
+    if (p.pieces.items > 0) {
+      RsItem const work = rs_item(index, p.world, p.pieces);
+      return {rs_chunk(p.rank, p.world, work.step), work.item};
+    }
+    int const step = index / per_chunk;
+    return {ar_chunk_index(ar_chunk(p.rank, p.world, p.sections, step), p.world), index - step * per_chunk};
   }
 };
 
@@ -36,11 +53,13 @@ class ChunkedTileScheduler : public cutlass::gemm::kernel::detail::PersistentTil
   struct Arguments : Stock::Arguments {
     int rank = 0, world = 1, sections = 1;  // there are world * sections chunks
     TileOrder order{};
+    Pieces pieces{0, 1};  // of the clusters of a chunk, for chunks side by side
   };
 
   struct Params : StockParams {
     int rank = 0, world = 1, sections = 1;
     TileOrder order{};
+    Pieces pieces{0, 1};
   };
 
   template <class ProblemShape, class TileShapeT, class ClusterShapeT>
@@ -55,6 +74,7 @@ class ChunkedTileScheduler : public cutlass::gemm::kernel::detail::PersistentTil
     params.world = args.world;
     params.sections = args.sections;
     params.order = args.order;
+    params.pieces = args.pieces;
     return params;
   }
 
@@ -97,13 +117,14 @@ class ChunkedTileScheduler : public cutlass::gemm::kernel::detail::PersistentTil
  private:
   CUTLASS_DEVICE WorkTileInfo work_at(uint32_t cluster) const {
     TileOrder const& order = params_->order;
-    uint32_t const per_chunk = order.num_clusters();
-    int const step = cluster / per_chunk;
-    if (step >= params_->world * params_->sections) return WorkTileInfo::invalid_work_tile();
-    Tile const c = order.cluster_at(cluster - step * per_chunk);
+    if (cluster >= uint32_t(order.num_clusters() * params_->world * params_->sections)) {
+      return WorkTileInfo::invalid_work_tile();
+    }
+    ChunkWork const work = ChunkOrder::at(*params_, cluster);
+    Tile const c = order.cluster_at(work.cluster);
     dim3 const in_cluster = cute::block_id_in_cluster();
-    return {c.m * order.cluster_m + int32_t(in_cluster.x), c.n * order.cluster_n + int32_t(in_cluster.y),
-            ChunkOrder::chunk(params_->rank, params_->world, params_->sections, step), true};
+    return {c.m * order.cluster_m + int32_t(in_cluster.x), c.n * order.cluster_n + int32_t(in_cluster.y), work.chunk,
+            true};
   }
 
   Params const* params_ = nullptr;

@@ -9,6 +9,8 @@
 //   gemm_rs, world = 4
 //     rank r computes chunk           r+1 r+2 r+3  r     own chunk last: its peers' partials have arrived by then
 //
+//     The chunks of the peers are computed side by side, piece after piece: rs_item in tile_order.hpp.
+//
 // With these orders every link carries one shard at a time in each step, and chunk r-s of rank r is the s-th push
 // of rank r-s: what is needed first is sent first.
 //

@@ -117,4 +117,20 @@ FLUX_HD Pieces make_pieces(int64_t items, int32_t wanted, int32_t granule) {
   return {static_cast<int32_t>(items), static_cast<int32_t>(per_piece < granule ? granule : per_piece)};
 }
 
+// gemm_rs computes the chunks of its peers side by side: piece 0 of each, next rank first, then piece 1 of each ...,
+// and the own chunk last. So a part of the weight serves all of them while it is in the L2; one chunk after the other
+// would read the whole weight once for each. And the pieces leave in the order in which their owners need them.
+struct RsItem {
+  int step;      // of rs_chunk
+  int32_t item;  // of the chunk
+};
+FLUX_HD RsItem rs_item(int32_t index, int world, Pieces const& pieces) {
+  int32_t const of_own = index - (world - 1) * pieces.items;
+  if (of_own >= 0) return {world - 1, of_own};
+  int32_t const of_all = (world - 1) * pieces.per_piece;  // a piece of each peer's chunk
+  int32_t const piece = index / of_all, in_all = index - piece * of_all;
+  int32_t const step = in_all / pieces.size(piece);
+  return {step, pieces.begin(piece) + in_all - step * pieces.size(piece)};
+}
+
 }  // namespace flux

@@ -33,25 +33,24 @@ int Builder::send_bit(Context const& c, int dest, int tile) const {
 }
 
 void Builder::gemm_of_partials(Context const& c) {
-  for (int s = 0; s < world_ - 1; ++s) {
-    int const dest = rs_chunk(c.rank, world_, s);
-    for (int t = 0; t < c.call.tiles; ++t) {
-      std::string const tile = "tile " + std::to_string(t) + " for " + rank(dest);
-      Effect const store = on(Effect::kStore, send_[c.rank], c.tag, send_bit(c, dest, t));
-      Effect const count{Effect::kIncrement, tiles_done_[c.rank][dest][c.pieces.piece_of(t)], 0, 0, 0};
-      bool const wrong = s_.change == Change::kCountFirst;
-      if (wrong) add_step(gemm(c.rank), c, "count " + tile, {}, {count});
-      add_step(gemm(c.rank), c, "write " + tile + " to the send buffer", {}, {store});
-      if (!wrong) add_step(gemm(c.rank), c, "count " + tile, {}, {count});
-    }
+  for (int i = 0; i < (world_ - 1) * c.call.tiles; ++i) {
+    RsItem const work = rs_item(i, world_, c.pieces);
+    int const dest = rs_chunk(c.rank, world_, work.step), t = work.item;
+    std::string const tile = "tile " + std::to_string(t) + " for " + rank(dest);
+    Effect const store = on(Effect::kStore, send_[c.rank], c.tag, send_bit(c, dest, t));
+    Effect const count{Effect::kIncrement, tiles_done_[c.rank][dest][c.pieces.piece_of(t)], 0, 0, 0};
+    bool const wrong = s_.change == Change::kCountFirst;
+    if (wrong) add_step(gemm(c.rank), c, "count " + tile, {}, {count});
+    add_step(gemm(c.rank), c, "write " + tile + " to the send buffer", {}, {store});
+    if (!wrong) add_step(gemm(c.rank), c, "count " + tile, {}, {count});
   }
 }
 
 void Builder::push_partials(Context const& c, std::vector<Guard> guards) {
-  for (int s = 0; s < world_ - 1; ++s) {
-    int const dest = rs_chunk(c.rank, world_, s);
-    add_wait_per_peer(c, dest, guards);
-    for (int p = 0; p < c.call.pieces; ++p) {
+  for (int p = 0; p < c.call.pieces; ++p) {
+    for (int s = 0; s < world_ - 1; ++s) {
+      int const dest = rs_chunk(c.rank, world_, s);
+      if (p == 0) add_wait_per_peer(c, dest, guards);
       Var const count = tiles_done_[c.rank][dest][p];
       if (residency() && c.call.device_counted) {
         add_step(push(c.rank), c, "start the kernel that waits for a count", {at_most(resident_[c.rank], 0)}, {});

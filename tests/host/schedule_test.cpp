@@ -261,6 +261,29 @@ void pieces_of_many_items_do_not_overflow() {
   }
 }
 
+void rs_items_go_piece_by_piece_own_chunk_last() {
+  for (int world : {1, 2, 3, 4, 8, 16}) {
+    for (int64_t items : {1, 2, 5, 12, 13, 64}) {
+      for (int wanted : {1, 2, 3, 4, 16}) {
+        Pieces const pieces = make_pieces(items, wanted, 1);
+        int32_t index = 0;
+        auto const expect = [&](int step, int32_t item) {
+          RsItem const got = rs_item(index, world, pieces);
+          CHECK(got.step == step && got.item == item, "world %d, %ld items, %d pieces: %d is (%d, %d), not (%d, %d)",
+                world, long(items), pieces.count(), index, got.step, got.item, step, item);
+          ++index;
+        };
+        for (int piece = 0; piece < pieces.count(); ++piece) {
+          for (int step = 0; step < world - 1; ++step) {
+            for (int i = 0; i < pieces.size(piece); ++i) expect(step, pieces.begin(piece) + i);
+          }
+        }
+        for (int i = 0; i < items; ++i) expect(world - 1, i);
+      }
+    }
+  }
+}
+
 // The largest grids that fit 32-bit tile coordinates, at their ends.
 void large_tile_grids_do_not_overflow() {
   for (int64_t rows : {int64_t{1} << 21, (int64_t{1} << 22) + 1}) {
@@ -297,6 +320,7 @@ std::vector<Test> order_tests() {
       TEST(swizzle_matches_the_picture),
       TEST(pieces_cover_every_item_once),
       TEST(pieces_of_many_items_do_not_overflow),
+      TEST(rs_items_go_piece_by_piece_own_chunk_last),
       TEST(large_tile_grids_do_not_overflow),
   };
 }

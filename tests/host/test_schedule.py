@@ -21,6 +21,7 @@ TESTS = [
     "swizzle_matches_the_picture",
     "pieces_cover_every_item_once",
     "pieces_of_many_items_do_not_overflow",
+    "rs_items_go_piece_by_piece_own_chunk_last",
     "large_tile_grids_do_not_overflow",
     "signal_words_are_distinct",
     "parity_alternates",
