@@ -22,6 +22,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import math
 import pathlib
 import statistics
 import sys
@@ -42,6 +43,7 @@ from flux_ops.bench import report
 
 LIMIT_S = 540
 MODELS = {**LAYERS, "control": control}
+STYLES = {"flux": "-", "plain": "--", "control": ":"}  # of a plot
 # Of differences of losses, relative to the loss: of the means of a part of the steps; of single steps.
 TOLERANCE = {"cpu": 1e-4, "cuda": 2e-2}
 PARTS = 10
@@ -152,7 +154,7 @@ def means(losses):
 
 def stay_together(apart, noise, curve_apart, tolerance):
     """Whether two runs are the same but for rounding. `apart` and `noise` are as largest_so_far gives them, of the run
-    and of the control; `curve_apart` is the largest difference of their means.
+    and of the control; `curve_apart` is the largest difference between the means of the run and of plain.
     """
     early = [(a, n) for a, n in zip(apart, noise, strict=True) if n < SMALL_NOISE]
     return curve_apart <= tolerance and all(a <= max(TIMES_CONTROL * n, LEAST_ALLOWED) for a, n in early)
@@ -169,6 +171,7 @@ def summary(place, args, config, setting, tp, runs):
     }
     times = {layers: 1e3 * statistics.median(seconds[WARMUP:] or seconds) for layers, seconds in slowest.items()}
     tolerance = TOLERANCE[place.device.type]
+    finite = all(math.isfinite(loss) for run in losses.values() for loss in run)
     first, last = curves["flux"][0], curves["flux"][-1]
     return {
         "environment": {**report.environment(place), "tp": tp, "dp": place.world // tp},
@@ -184,7 +187,7 @@ def summary(place, args, config, setting, tp, runs):
         "last_loss": last,
         "step_ms": times,
         "ran": {" ".join(how): calls for how, calls in flux_ops.dispatch_counts().items()},
-        "fine": stay_together(apart, noise, curve_apart, tolerance) and last < first,
+        "fine": finite and stay_together(apart, noise, curve_apart, tolerance) and last < first,
     }
 
 
@@ -217,8 +220,8 @@ def plot(document, path):
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    for (layers, losses), style in zip(document["losses"].items(), ("-", "--"), strict=True):
-        axes.plot(losses, style, label=f"{layers}: {document['step_ms'][layers]:.1f} ms a step")
+    for layers, losses in document["losses"].items():
+        axes.plot(losses, STYLES[layers], label=f"{layers}: {document['step_ms'][layers]:.1f} ms a step")
     axes.set(xlabel="step", ylabel="loss, nats per byte")
     axes.legend()
     figure.savefig(path, bbox_inches="tight")

@@ -14,7 +14,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from flux_ops.config import settings
+from flux_ops import shared_gpu
 
 
 @dataclasses.dataclass
@@ -89,18 +89,15 @@ def joined(device_type):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: don't outlive the launcher
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device("cpu")
-    shares_gpu = settings.ranks_per_gpu > 1
+    backend = "gloo"
     if device_type == "cuda":
-        local = int(os.environ.get("LOCAL_RANK", rank))
-        device = torch.device("cuda", local % torch.cuda.device_count() if shares_gpu else local)
+        local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+        device, backend = shared_gpu.place_of(int(os.environ.get("LOCAL_RANK", rank)), local_world)
         torch.cuda.set_device(device)
-    nccl = device_type == "cuda" and not shares_gpu  # NCCL takes one rank a GPU only
     if os.environ.get("MASTER_ADDR") == "127.0.0.1":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        "nccl" if nccl else "gloo",
-        timeout=datetime.timedelta(seconds=90),
-        device_id=device if nccl else None,
+        backend, timeout=datetime.timedelta(seconds=90), device_id=device if backend == "nccl" else None
     )
     try:
         yield Place(rank, world, device, dist.new_group(backend="gloo"))

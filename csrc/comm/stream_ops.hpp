@@ -12,7 +12,7 @@ cudaError_t stream_write(cudaStream_t stream, Epoch* word, Epoch value);
 
 // Holds back the stream until *counter >= value, then sets it to 0. It is local, and local kernels are sure to raise it
 // to that value, and no further. Before that it does stream_write(stream, word, word_value), if `word` is not null: in
-// one call of the driver, since each takes about a microsecond.
+// one call of the driver, since each costs the host most of a microsecond.
 cudaError_t stream_take(cudaStream_t stream, uint32_t* counter, uint32_t value, Epoch* word = nullptr,
                         Epoch word_value = 0);
 

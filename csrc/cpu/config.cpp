@@ -107,8 +107,8 @@ Config make_config(Problem const& p) {
   c.order = order_of(p.rows, p.n, c.tile);
   bool const by_rows = p.op == Op::kAgGemm;
   c.order_rank = knobs.same_order ? 0 : p.rank;
-  c.side_by_side = !knobs.same_order;
   c.pieces = make_pieces(by_rows ? p.rows : c.order.num_tiles(), knobs.parts, by_rows ? c.tile.tile_m : 1);
+  c.walk = knobs.same_order ? Pieces{c.pieces.items, c.pieces.items} : c.pieces;
   return c;
 }
 
@@ -143,8 +143,9 @@ std::string why_not_fused(Problem const& p) {
     return "one-shot takes at most " + std::to_string(kOneShotMostRows) + " rows, and M is " + std::to_string(p.rows);
   }
   int64_t const limit = std::numeric_limits<int32_t>::max();
-  if (p.rows >= limit || p.n >= limit || ceil_div(p.rows, 64) * ceil_div(p.n, 64) >= limit) {
-    return "a chunk of " + std::to_string(p.rows) + " x " + std::to_string(p.n) + " has more than 2^31 rows or tiles";
+  if (p.rows >= limit || p.n >= limit || ceil_div(p.rows, 64) * ceil_div(p.n, 64) >= limit / p.world) {
+    return "a chunk of " + std::to_string(p.rows) + " x " + std::to_string(p.n) + " has rows or columns, or " +
+           std::to_string(p.world) + " of them have tiles, past 2^31";
   }
   return {};
 }

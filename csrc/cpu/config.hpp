@@ -14,8 +14,7 @@ struct Config {
   TileOrder order;  // of the tiles in a chunk
   Pieces pieces;    // of a chunk: rows (ag_gemm) or tile positions (gemm_rs)
   int order_rank;   // whose order of chunks is taken
-  // gemm_rs: the chunks of the peers, see rs_item; else one after the other.
-  bool side_by_side;
+  Pieces walk;      // gemm_rs: of the tile positions, for rs_item
 };
 // The configuration that the problem names, or else the default choice.
 Config make_config(Problem const& problem);

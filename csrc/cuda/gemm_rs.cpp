@@ -1,5 +1,5 @@
-// gemm_rs on CUDA: one kernel computes the partials, chunk by chunk, own chunk last, and adds up the own chunk. The
-// copy engine pushes finished pieces to their owners meanwhile. See csrc/kernels/gemm_rs.cuh.
+// gemm_rs on CUDA: one kernel computes the partials, the chunks of the peers side by side, own chunk last, and adds up
+// the own chunk. The copy engine pushes finished pieces to their owners meanwhile. See csrc/kernels/gemm_rs.cuh.
 
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/util/Exception.h>
@@ -27,7 +27,7 @@ void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   args.send = view.send_buffer();
   args.staged = view.region(problem.rank, call.parity());
   args.tiles_done = local.tiles_done[0];
-  args.side_by_side = !plan.choice.same_order;
+  args.walk = walk_of(plan);
 
   call.fork();
   // First the kernel: its counters are what the side stream waits for.
@@ -42,11 +42,12 @@ void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& ope
                     view.send_buffer() + offset(rs_slot(problem.rank, problem.world, peer)), tiles * plan.tile_bytes,
                     call.arrived(peer, problem.rank) + piece);
   };
-  // In the order of the kernel.
-  int const outer = args.side_by_side ? plan.pieces.count() : problem.world;
-  int const inner = args.side_by_side ? problem.world : plan.pieces.count();
-  for (int i = 0; i < outer; ++i) {
-    for (int j = 0; j < inner; ++j) args.side_by_side ? push(j, i) : push(i, j);
+  // In the order of the kernel: a part of the walk is one piece, or all.
+  int const pieces_of_part = plan.pieces.count() / args.walk.count();
+  for (int first = 0; first < plan.pieces.count(); first += pieces_of_part) {
+    for (int step = 0; step < problem.world; ++step) {
+      for (int piece = first; piece < first + pieces_of_part; ++piece) push(step, piece);
+    }
   }
   call.join();
 }

@@ -19,6 +19,11 @@ struct LaunchPlan {
   ExchangeForm form{};
 };
 
+// The parts of a chunk in which gemm_rs walks: see rs_item.
+inline Pieces walk_of(LaunchPlan const& plan) {
+  return plan.choice.same_order ? Pieces{plan.pieces.items, plan.pieces.items} : plan.pieces;
+}
+
 // Runs any op by a kernel for few rows (csrc/kernels/few_rows.cuh).
 void run_few_rows(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
                   CallInfo const& info);

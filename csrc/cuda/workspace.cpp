@@ -110,6 +110,7 @@ Epoch* Call::arrived(int r, int source) const {
 }
 
 void Call::fork() {
+  send_held_signal();
   check(cudaEventRecord(workspace_.fork_, stream_), "recording an event");
   check(cudaStreamWaitEvent(workspace_.side_stream_, workspace_.fork_, 0), "starting the copy stream");
 }
@@ -136,6 +137,7 @@ void Call::push_tiles(uint32_t* counter, int32_t count, void* to, void const* fr
 }
 
 void Call::push_rows(void* to, void const* from, int64_t pitch, int64_t width, int64_t rows, Epoch* signal) {
+  send_held_signal();
   wait_until_may_push();
   check(cudaMemcpy2DAsync(to, pitch, from, pitch, width, rows, cudaMemcpyDeviceToDevice, workspace_.side_stream_),
         "a push to a peer");

@@ -91,8 +91,7 @@ class Call {
   void take_tiles(uint32_t* counter, int32_t count);
   // Enqueues, on the side stream, a copy to a peer and the signal that it has arrived.
   void push(void* to, void const* from, int64_t bytes, Epoch* signal);
-  // The same once a kernel has counted so many tiles. The signal may go out with what is enqueued on the side stream
-  // next: call this, take_tiles, push or join soon.
+  // The same once a kernel has counted so many tiles. The signal goes out with what is called next.
   void push_tiles(uint32_t* counter, int32_t count, void* to, void const* from, int64_t bytes, Epoch* signal);
   // As push, for a block of rows: `width` bytes of every `pitch`, on both sides.
   void push_rows(void* to, void const* from, int64_t pitch, int64_t width, int64_t rows, Epoch* signal);

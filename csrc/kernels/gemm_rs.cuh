@@ -1,5 +1,6 @@
 #pragma once
-// gemm_rs, fused: partial_c = x_c . w^T for each chunk c, the chunk of the next rank first, the own chunk last.
+// gemm_rs, fused: partial_c = x_c . w^T for each chunk c, those of the peers side by side, next rank first, the own
+// chunk last.
 //
 //   stores   math warps, tile by tile, to the local send buffer; a warp beside them counts finished tiles
 //   pushes   the copy engine, piece by piece, when the count of a piece is reached; then the piece's signal
@@ -31,10 +32,8 @@ cudaError_t launch_gemm_rs_kernel(GemmRsArgs const& args, cudaStream_t stream) {
   arguments.epilogue.ptr_D = static_cast<Element*>(args.y);
   arguments.epilogue.dD = {args.n, cute::_1{}, args.y_stride};
   arguments.epilogue.bias = static_cast<Element const*>(args.bias);
-  if (args.side_by_side) {
-    int const per_cluster = Cfg::kShape.cluster_m * Cfg::kShape.cluster_n;
-    arguments.scheduler.pieces = {args.pieces.items / per_cluster, args.pieces.per_piece / per_cluster};
-  }
+  int const per_cluster = Cfg::kShape.cluster_m * Cfg::kShape.cluster_n;
+  arguments.scheduler.walk = {args.walk.items / per_cluster, args.walk.per_piece / per_cluster};
   RsTransport& transport = arguments.epilogue.transport;
   transport.rank = args.rank;
   transport.world = args.world;

@@ -11,7 +11,7 @@
 //   rank 1 computes                       P0: 2.0 0.0   P1: 2.1 0.1   O0: 1.0   O1: 1.1
 //   4 sections, any rank                  P0  P1  O0  P2  O1  P3  O2  O3
 //
-// P: a section's chunks of the peers, next rank first, as gemm_rs has them (chunk_order.hpp); O: the own chunk. O of a
+// P: a section's chunks of the peers, next rank first, one after the other (chunk_order.hpp); O: the own chunk. O of a
 // section comes after P of the next one: by then the peers' partials have had the time of a section's products to come.
 // While a section is reduced and sent around, the next ones are computed. No order of waits is a circle: O of section s
 // waits for P of section s on other ranks, before which they wait for nothing but O of earlier sections.
@@ -31,7 +31,7 @@ FLUX_HD int ar_chunk_index(ArChunk chunk, int world) { return chunk.section * wo
 FLUX_HD ArChunk ar_chunk_of(int index, int world) { return {index / world, index % world}; }
 
 // What `rank` computes in `step`, and the step of its own chunk of a section; sections * world steps. With one section
-// it is the order of gemm_rs.
+// it is the order of a gemm_rs of one piece.
 FLUX_HD ArChunk ar_chunk(int rank, int world, int sections, int step) {
   if (step < world - 1) return {0, rs_chunk(rank, world, step)};
   int const turn = (step - (world - 1)) / world;  // P of section turn + 1, then O of section `turn`

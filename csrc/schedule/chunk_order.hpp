@@ -15,8 +15,8 @@
 // of rank r-s: what is needed first is sent first.
 //
 // What that is worth can be measured: a configuration whose name ends in kSameOrder lets every rank compute its chunks
-// in the order of rank 0. It is correct, too: a chunk's owner waits for its peers, and none of them has a chunk to wait
-// for that comes later in the common order.
+// in the order of rank 0, one after the other. It is correct, too: a chunk's owner waits for its peers, and none of
+// them has a chunk to wait for that comes later in the common order.
 
 #include "schedule/host_device.hpp"
 

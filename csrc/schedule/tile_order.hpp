@@ -118,8 +118,9 @@ FLUX_HD Pieces make_pieces(int64_t items, int32_t wanted, int32_t granule) {
 }
 
 // gemm_rs computes the chunks of its peers side by side: piece 0 of each, next rank first, then piece 1 of each ...,
-// and the own chunk last. So a part of the weight serves all of them while it is in the L2; one chunk after the other
-// would read the whole weight once for each. And the pieces leave in the order in which their owners need them.
+// and the own chunk last. Where a piece is a band of columns, its part of the weight is read once for all peers: it
+// stays in the L2 meanwhile. And the pieces leave in the order in which their owners need them. With one piece it is
+// one chunk after the other.
 struct RsItem {
   int step;      // of rs_chunk
   int32_t item;  // of the chunk

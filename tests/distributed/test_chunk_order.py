@@ -9,7 +9,9 @@ pytestmark = pytest.mark.skipif(extension.module is None, reason=f"no compiled p
 
 
 def chunks_of(ctx, op, strategy):
-    """The chunks in order of completion, which with one worker is the order in which they are computed."""
+    """The chunks in order of completion. One worker ends them in the order in which it begins them, also those that it
+    computes side by side.
+    """
     core = extension.module
     core.set_cpu_threads(1)
     try:

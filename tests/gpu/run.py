@@ -4,8 +4,8 @@
     python tests/gpu/run.py -k "grid or graph"   a selection, as pytest's -k has it
     python tests/gpu/run.py --worlds 2 --limit 300
     python tests/gpu/run.py --ranks-per-gpu 4    on a machine with one GPU: ranks that share it and compute in turn, a
-                                                 few milliseconds each. It runs the tests of the kernels: gloo stands
-                                                 in for NCCL, and backward passes crash with it
+                                                 few milliseconds each. It runs the tests of kernels and layers: gloo
+                                                 stands in for NCCL, and no CUDA graph can capture that
     python tests/gpu/run.py --every-config --worlds 2 --limit 3000
                                                  the tests that hold for any configuration, with each of the tuner's
                                                  candidates in turn; a row for each (--configs A,B: with these)
@@ -27,7 +27,11 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MAX_REASON_LINES = 14
-OF_KERNELS = ("allreduce", "decomposed", "errors", "few_rows", "graphs", "groups", "numerics", "reuse", "shapes")
+OF_SHARED_GPUS = (
+    *("allreduce", "decomposed", "errors", "few_rows", "graphs", "groups", "numerics", "reuse", "shapes"),
+    *("autograd", "layers", "parallel_styles"),
+)
+CAPTURE_GLOO = ("many_sizes_of_an_mlp_in_one_pool", "a_training_step_in_one_graph")
 MAX_RANKS_PER_GPU = 16
 
 
@@ -152,8 +156,8 @@ def main():
     others = [f"not gpu{w}" for w in range(2, 17) if args.worlds and str(w) not in args.worlds.split(",")]
     folder, files = ROOT / "tests" / "gpu", ["."]
     if args.ranks_per_gpu > 1:
-        others.append("not backward")
-        files = [f"test_gpu_{name}.py" for name in OF_KERNELS]
+        others += [f"not {name}" for name in CAPTURE_GLOO]
+        files = [f"test_gpu_{name}.py" for name in OF_SHARED_GPUS]
     selection = " and ".join([f"({args.select})"] * bool(args.select) + others)
     if selection:
         options += ["-k", selection]

@@ -254,23 +254,25 @@ def _serve(rank, world, device, env, port, pipe, folder, options):
     def begin():
         ctx = Context(rank, world, torch.device("cpu"))
         torch.set_num_threads(1)
+        backend = "gloo"
         if device == "cuda":
-            ctx.device = torch.device("cuda", rank % torch.cuda.device_count())
+            from flux_ops import shared_gpu  # now: it reads the environment
+
+            ctx.device, backend = shared_gpu.place_of(rank, world)
             if options["set_device"]:
                 torch.cuda.set_device(ctx.device)
             else:
                 ctx.device = torch.device("cuda", torch.cuda.current_device())
             torch.backends.cuda.matmul.allow_tf32 = True  # the data of references is exact in TF32
-        nccl = device == "cuda" and int(os.environ.get("FLUX_RANKS_PER_GPU", "1")) == 1
         if options["init_group"]:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             dist.init_process_group(
-                backend="nccl" if nccl else "gloo",
+                backend=backend,
                 store=dist.TCPStore("127.0.0.1", port, is_master=False),
                 rank=rank,
                 world_size=world,
                 timeout=datetime.timedelta(seconds=options["group_timeout"]),
-                device_id=ctx.device if nccl and options["set_device"] else None,
+                device_id=ctx.device if backend == "nccl" and options["set_device"] else None,
             )
         return ctx
 

@@ -69,15 +69,14 @@ void Builder::push_partials(Context const& c, std::vector<Guard> guards) {
 }
 
 void Builder::send_partials_directly(Context const& c) {
-  for (int s = 0; s < world_ - 1; ++s) {
-    int const dest = rs_chunk(c.rank, world_, s);
-    for (int t = 0; t < c.call.tiles; ++t) {
-      int const cell = rs_slot(dest, world_, c.rank) * max_tiles_ + t, piece = c.pieces.piece_of(t);
-      bool const last = t + 1 == c.pieces.begin(piece) + c.pieces.size(piece);
-      std::vector<Guard> guards;
-      if (t == 0) add_wait_per_peer(c, dest, guards);
-      write_directly(c, dest, "tile " + std::to_string(t), cell, last ? piece : -1, std::move(guards));
-    }
+  for (int i = 0; i < (world_ - 1) * c.call.tiles; ++i) {
+    RsItem const work = rs_item(i, world_, c.pieces);
+    int const dest = rs_chunk(c.rank, world_, work.step), t = work.item;
+    int const cell = rs_slot(dest, world_, c.rank) * max_tiles_ + t, piece = c.pieces.piece_of(t);
+    bool const last = t + 1 == c.pieces.begin(piece) + c.pieces.size(piece);
+    std::vector<Guard> guards;
+    if (t == 0) add_wait_per_peer(c, dest, guards);
+    write_directly(c, dest, "tile " + std::to_string(t), cell, last ? piece : -1, std::move(guards));
   }
 }
 

@@ -284,6 +284,47 @@ void rs_items_go_piece_by_piece_own_chunk_last() {
   }
 }
 
+// A kernel walks by clusters of tiles, the copy engine by pieces of tiles: clusters go as their tiles do.
+void rs_items_of_clusters_go_as_their_tiles() {
+  for (int world : {2, 3, 8}) {
+    for (int cluster : {2, 4}) {
+      for (int clusters : {1, 3, 10, 33}) {
+        for (int wanted : {1, 2, 3, 4}) {
+          Pieces const tiles = make_pieces(clusters * cluster, wanted, cluster);
+          Pieces const walk{tiles.items / cluster, tiles.per_piece / cluster};
+          for (int i = 0; i < world * clusters; ++i) {
+            RsItem const of_cluster = rs_item(i, world, walk), of_tile = rs_item(i * cluster, world, tiles);
+            CHECK(of_cluster.step == of_tile.step && of_cluster.item * cluster == of_tile.item,
+                  "world %d, %d clusters of %d, %d pieces: cluster %d", world, clusters, cluster, tiles.count(), i);
+          }
+        }
+      }
+    }
+  }
+}
+
+void rs_items_of_many_tiles_do_not_overflow() {
+  for (int world : {2, 3, 16}) {
+    int64_t const items = ((int64_t{1} << 30) - 1) / world;
+    for (int wanted : {1, 2, 3, 16}) {
+      Pieces const pieces = make_pieces(items, wanted, 1);
+      for (int piece : {0, pieces.count() / 2, pieces.count() - 1}) {
+        for (int step : {0, world - 2}) {
+          for (int i : {0, pieces.size(piece) - 1}) {
+            Wide const index = Wide{pieces.begin(piece)} * (world - 1) + Wide{step} * pieces.size(piece) + i;
+            RsItem const got = rs_item(static_cast<int32_t>(index), world, pieces);
+            CHECK(got.step == step && got.item == pieces.begin(piece) + i, "world %d, piece %d, step %d: (%d, %d)",
+                  world, piece, step, got.step, got.item);
+          }
+        }
+      }
+      RsItem const last = rs_item(static_cast<int32_t>(items * world - 1), world, pieces);
+      CHECK(last.step == world - 1 && last.item == items - 1, "world %d: the last is (%d, %d)", world, last.step,
+            last.item);
+    }
+  }
+}
+
 // The largest grids that fit 32-bit tile coordinates, at their ends.
 void large_tile_grids_do_not_overflow() {
   for (int64_t rows : {int64_t{1} << 21, (int64_t{1} << 22) + 1}) {
@@ -321,6 +362,8 @@ std::vector<Test> order_tests() {
       TEST(pieces_cover_every_item_once),
       TEST(pieces_of_many_items_do_not_overflow),
       TEST(rs_items_go_piece_by_piece_own_chunk_last),
+      TEST(rs_items_of_clusters_go_as_their_tiles),
+      TEST(rs_items_of_many_tiles_do_not_overflow),
       TEST(large_tile_grids_do_not_overflow),
   };
 }

@@ -22,6 +22,8 @@ TESTS = [
     "pieces_cover_every_item_once",
     "pieces_of_many_items_do_not_overflow",
     "rs_items_go_piece_by_piece_own_chunk_last",
+    "rs_items_of_clusters_go_as_their_tiles",
+    "rs_items_of_many_tiles_do_not_overflow",
     "large_tile_grids_do_not_overflow",
     "signal_words_are_distinct",
     "parity_alternates",

@@ -2,11 +2,15 @@
 
 import pytest
 
-from examples.train_tp import largest_so_far, means, stay_together
+from examples.train_tp import MODELS, STYLES, largest_so_far, means, stay_together
 
 
 def test_largest_so_far():
     assert largest_so_far([1.0, 2.2, 4.0], [1.0, 2.0, 4.0]) == pytest.approx([0, 0.1, 0.1])
+
+
+def test_every_model_has_a_style():
+    assert set(STYLES) == set(MODELS)
 
 
 def test_means():

@@ -1,0 +1,41 @@
+"""The process group of ranks on GPUs that may share one (FLUX_RANKS_PER_GPU). NCCL takes one rank a GPU only, so theirs
+is gloo's, whose functional collectives of CUDA tensors end in a crash where they gather or scatter.
+"""
+
+import functools
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group as group_of
+
+from flux_ops.config import settings
+
+
+def _all_gather_into_tensor(x, world, group_name):
+    out = x.new_empty((world * x.shape[0], *x.shape[1:]))
+    dist.all_gather_into_tensor(out, x.contiguous(), group=group_of(group_name))
+    return out
+
+
+def _reduce_scatter_tensor(x, op, world, group_name):
+    out = x.new_empty((x.shape[0] // world, *x.shape[1:]))
+    dist.reduce_scatter_tensor(out, x.contiguous(), getattr(dist.ReduceOp, op.upper()), group=group_of(group_name))
+    return out
+
+
+@functools.cache
+def _mend_gloo() -> torch.library.Library:
+    """The functional collectives of CUDA tensors become those of torch.distributed, which gloo has."""
+    library = torch.library.Library("_c10d_functional", "IMPL")  # it undoes itself when it is gone
+    library.impl("all_gather_into_tensor", _all_gather_into_tensor, "CUDA")
+    library.impl("reduce_scatter_tensor", _reduce_scatter_tensor, "CUDA")
+    return library
+
+
+def place_of(local_rank: int, local_world: int) -> tuple[torch.device, str]:
+    """The GPU of a rank of this host, and the backend for its process group."""
+    gpus = torch.cuda.device_count()
+    if settings.ranks_per_gpu == 1 or local_world <= gpus:
+        return torch.device("cuda", local_rank), "nccl"
+    _mend_gloo()
+    return torch.device("cuda", local_rank % max(gpus, 1)), "gloo"
