@@ -45,9 +45,9 @@ class Study(Contest):
 
 
 class Swizzle(Study):
-    """FLUX, figure 8: the order of the chunks shifted by the rank, or the same on all ranks (and one chunk after the other
-    in gemm_rs, which else computes those of the peers side by side); and the walk of the tiles inside a chunk (along n or m, in
-    stripes of so many clusters), which decides what a wave finds in the L2."""
+    """FLUX, figure 8: the order of the chunks shifted by the rank, or the same on all ranks (and in gemm_rs one chunk
+    after the other, where else those of the peers are computed side by side); and the walk of the tiles inside a chunk
+    (along n or m, in stripes of so many clusters), which decides what a wave finds in the L2."""
 
     def columns(self, op, product):
         kernel = self.kernel(op, product)
