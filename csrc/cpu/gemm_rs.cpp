@@ -19,26 +19,19 @@ namespace flux::cpu {
 void gemm_rs(Problem const& p, Operands const& o, WorkspaceView const& workspace, CallInfo const& info) {
   Config const config = make_config(p);
   Exchange const exchange(p, workspace, info);
-  Tracer tracer(p.world);
+  int const num_pieces = config.pieces.count();
+  Tracer tracer(p.world * num_pieces);
   exchange.announce();
 
   int64_t const size = element_size(p.dtype);
   int32_t const num_tiles = config.order.num_tiles();
   Staging const staging(p, exchange, config.tile, num_tiles);
   std::atomic<int64_t> next_item{0};
-  Countdown piece_left(p.world * kMaxPieces), chunk_left(p.world);  // by destination
-  for (int r = 0; r < p.world; ++r) {
-    chunk_left.set(r, num_tiles);
-    for (int piece = 0; piece < config.pieces.count(); ++piece) {
-      piece_left.set(r * kMaxPieces + piece, config.pieces.size(piece));
-    }
+  Countdown tiles_left(p.world * num_pieces);
+  auto const number_of = [&](int chunk, int piece) { return chunk * num_pieces + piece; };
+  for (int chunk = 0; chunk < p.world; ++chunk) {
+    for (int piece = 0; piece < num_pieces; ++piece) tiles_left.set(number_of(chunk, piece), config.pieces.size(piece));
   }
-
-  auto const send = [&](int owner, int32_t position, TileRange const& range, at::Tensor const& partial) {
-    staging.tile(owner, rs_slot(owner, p.world, p.rank), position, range).copy_(partial);
-    int const piece = config.pieces.piece_of(position);
-    if (piece_left.finish_one(owner * kMaxPieces + piece)) exchange.signal(owner, piece);
-  };
 
   auto const reduce = [&](int32_t position, TileRange const& range, at::Tensor const& own) {
     double waited = 0;
@@ -47,7 +40,7 @@ void gemm_rs(Problem const& p, Operands const& o, WorkspaceView const& workspace
       waited += exchange.wait(source, config.pieces.piece_of(position), position);
       return staging.tile(p.rank, rs_slot(p.rank, p.world, source), position, range).to(own.scalar_type());
     });
-    tracer.waited(p.rank, waited);
+    tracer.waited(number_of(p.rank, config.pieces.piece_of(position)), waited);
     write_result(p, o, total, range.row, range);
   };
 
@@ -62,9 +55,12 @@ void gemm_rs(Problem const& p, Operands const& o, WorkspaceView const& workspace
       if (chunk == p.rank) {
         reduce(position, range, partial);
       } else {
-        send(chunk, position, range, partial);
+        staging.tile(chunk, rs_slot(chunk, p.world, p.rank), position, range).copy_(partial);
       }
-      if (chunk_left.finish_one(chunk)) tracer.done(chunk);
+      int const piece = config.pieces.piece_of(position);
+      if (!tiles_left.finish_one(number_of(chunk, piece))) continue;
+      if (chunk != p.rank) exchange.signal(chunk, piece);
+      tracer.done(number_of(chunk, piece));
     }
   };
   run_workers(num_threads(p.world), work, [] {}, [&] { exchange.cancel(); });

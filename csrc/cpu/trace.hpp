@@ -1,6 +1,6 @@
 #pragma once
-// What the last call of this process did with its chunks (gemm_ar, one-shot: with the pieces of y), in the order in
-// which it finished them.
+// What the last call of this process did with its chunks (gemm_rs: with their pieces, chunk * pieces + piece; gemm_ar,
+// one-shot: with the pieces of y), in the order in which it finished them.
 
 #include <chrono>
 #include <mutex>

@@ -198,7 +198,9 @@ void add_module_functions(py::module_& m) {
         for (cpu::ChunkTrace const& c : cpu::last_trace()) chunks.append(py::make_tuple(c.chunk, c.waited_us));
         return chunks;
       },
-      "CPU: (chunk, longest wait of its tiles in microseconds) of the last fused call, in order of completion.");
+      "CPU: (chunk, longest wait of its tiles in microseconds) of the last fused call, in order of completion; of "
+      "gemm_rs "
+      "(chunk * pieces + piece, ...).");
   m.def(
       "last_trace_times",
       [] {

@@ -8,10 +8,11 @@ from tests.cases.base import Case, check
 pytestmark = pytest.mark.skipif(extension.module is None, reason=f"no compiled part: {extension.why_not_loaded}")
 
 
-def chunks_of(ctx, op, strategy):
-    """The chunks in order of completion. One worker ends them in the order in which it begins them, also those that it
-    computes side by side.
-    """
+PIECES = 2
+
+
+def trace_of(ctx, op, strategy):
+    """What the rank computes, in the order in which one worker ends it: chunks, or of gemm_rs (chunk, piece)."""
     core = extension.module
     core.set_cpu_threads(1)
     try:
@@ -19,16 +20,25 @@ def chunks_of(ctx, op, strategy):
     finally:
         core.set_cpu_threads(config.settings.cpu_threads)
     assert problem is None, problem
-    return [chunk for chunk, _ in core.last_trace()]
+    numbers = [number for number, _ in core.last_trace()]
+    return numbers if op == "ag_gemm" else [divmod(number, PIECES) for number in numbers]
 
 
-def order(op, rank, world):
+def by_chunk(op, rank, world):
     """As schedule/chunk_order.hpp draws it."""
-    return [(rank - step if op == "ag_gemm" else rank + 1 + step) % world for step in range(world)]
+    chunks = [(rank - step if op == "ag_gemm" else rank + 1 + step) % world for step in range(world)]
+    return chunks if op == "ag_gemm" else [(chunk, piece) for chunk in chunks for piece in range(PIECES)]
+
+
+def side_by_side(rank, world):
+    """The chunks of the peers piece after piece, then the own one."""
+    peers = [(rank + 1 + step) % world for step in range(world - 1)]
+    return [(chunk, piece) for piece in range(PIECES) for chunk in peers] + [(rank, piece) for piece in range(PIECES)]
 
 
 @pytest.mark.parametrize("op", ("ag_gemm", "gemm_rs"))
 def test_order_of_chunks(ranks, op):
-    by_rank = ranks.run(chunks_of, op, "fused:t64x64/p2")
-    assert by_rank == [order(op, rank, ranks.world) for rank in range(ranks.world)]
-    assert ranks.run(chunks_of, op, "fused:t64x64/p2/same-order") == [order(op, 0, ranks.world)] * ranks.world
+    world, kernel = ranks.world, f"fused:t64x64/p{PIECES}"
+    wanted = [by_chunk(op, r, world) if op == "ag_gemm" else side_by_side(r, world) for r in range(world)]
+    assert ranks.run(trace_of, op, kernel) == wanted
+    assert ranks.run(trace_of, op, f"{kernel}/same-order") == [by_chunk(op, 0, world)] * world
