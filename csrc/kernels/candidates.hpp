@@ -23,8 +23,10 @@ inline int64_t largest_rs_region_bytes(Problem const& problem) {
 }
 
 // The model's choice first, then every kernel that the model thinks is not far behind, with every walk of its tiles.
-// Walks and pieces matter by a few per cent each, and hardly depend on each other: pieces are varied with one walk.
-inline std::vector<LaunchChoice> launch_candidates(Problem const& problem) {
+// Walks and pieces matter by a few per cent each, and hardly depend on each other: pieces are varied with one walk. But
+// where a gemm_rs computes the chunks of several peers side by side, pieces that are bands of columns save reading the
+// weight again (rs_item). Chunks of few rows have such pieces in every walk: small tiles, which suit them, go along N.
+inline std::vector<LaunchChoice> launch_candidates(Problem const& problem, bool several_side_by_side) {
   struct Walk {
     int swizzle;
     bool along_n;
@@ -49,7 +51,8 @@ inline std::vector<LaunchChoice> launch_candidates(Problem const& problem) {
     if (cost(kernel) * 100 > best * (100 + kSlackPercent)) continue;
     for (Walk const walk : kWalks) add({kernel, walk.swizzle, walk.along_n, model.pieces});
     for (int const pieces : {1, 2, 4}) {
-      Walk const walk = ag ? kWalks[0] : kWalks[2];  // the best of most products
+      bool const small = kKernels[kernel].config.shape.tile_n == 128;
+      Walk const walk = ag || (several_side_by_side && small) ? kWalks[0] : kWalks[2];  // the best of most products
       if (pieces == 1 || chunk_bytes / pieces >= kLeastPieceBytes) add({kernel, walk.swizzle, walk.along_n, pieces});
     }
   }

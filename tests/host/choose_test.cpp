@@ -1,20 +1,13 @@
-// The choice of a kernel and its knobs (csrc/kernels/choose.hpp, fused_choose.hpp), what is measured for it
-// (candidates.hpp) and what it is expected to take (predict.hpp): no kernel is needed.
+// The choice of a kernel and its knobs (csrc/kernels/choose.hpp, fused_choose.hpp) and what is measured for it
+// (candidates.hpp): no kernel is needed.
 
-#include "kernels/predict.hpp"
+#include "choose_test.hpp"
 
-#include <cmath>
 #include <cstring>
 #include <set>
 
-#include "schedule_test.hpp"
-
 namespace flux::test {
 namespace {
-
-Problem problem_of(Op op, int world, int64_t rows, int64_t n, int64_t k) {
-  return {op, 0, world, rows, n, k, DataType::kBFloat16, /*weight_transposed=*/false, /*config=*/{}};
-}
 
 template <class Visit>
 void for_many_problems(Visit visit) {
@@ -80,7 +73,7 @@ void no_candidate_pads_more_than_the_bound() {
   for_many_problems([](Problem const& largest) {
     int64_t const bound = largest_rs_region_bytes(largest);
     for (Problem p = largest; p.rows > 0; p.rows = p.rows * 7 / 8) {
-      for (LaunchChoice const& choice : launch_candidates(p)) {
+      for (LaunchChoice const& choice : launch_candidates(p, p.world > 2)) {
         TileShape const shape = kKernels[choice.kernel].config.shape;
         CHECK(rs_region_bytes_of(p, shape) <= bound, "%s pads more", choice.name().c_str());
       }
@@ -99,9 +92,20 @@ void the_bound_costs_a_column_of_tiles_at_most() {
   }
 }
 
+void several_peers_have_pieces_along_n() {
+  for (int world : {2, 4, 8}) {
+    std::vector<FusedChoice> const candidates = fused_candidates(problem_of(Op::kGemmRs, world, 512, 8192, 7168));
+    for (char const* name : {"p128x128_2x1/n4/p1", "p128x128_2x1/n4/p4"}) {
+      auto const is = [&](FusedChoice const& choice) { return choice.name(Op::kGemmRs) == name; };
+      bool const there = std::any_of(candidates.begin(), candidates.end(), is);
+      CHECK(there == (world > 2), "%d ranks: %s", world, name);
+    }
+  }
+}
+
 void candidates_are_few_and_begin_with_the_model() {
   for_many_problems([](Problem const& p) {
-    std::vector<LaunchChoice> const candidates = launch_candidates(p);
+    std::vector<LaunchChoice> const candidates = launch_candidates(p, p.world > 2);
     CHECK(candidates.size() >= 4 && candidates.size() <= 25, "%zu candidates", candidates.size());
     CHECK(candidates.front().name() == choose_launch(p).name(), "the first is %s", candidates.front().name().c_str());
     std::set<std::string> names;
@@ -325,59 +329,19 @@ void half_empty_tiles_are_left_to_the_sequence() {
 }
 
 // llama3.1-70b at TP = 8: M = 8192, H = 8192, I = 28672.
-void predictions_are_those_of_the_model() {
-  double const tile = 128 * 256 * 8192 / 1e6 * 0.385 + 3.0;
-  Prediction const ag = predict(problem_of(Op::kAgGemm, 8, 1024, 3584, 8192));
-  CHECK(ag.choice == "fused:c128x256_2x1/m4/p1", "%s", ag.choice.c_str());
-  CHECK(std::abs(ag.product_us - 7 * tile) < 1e-6, "%f us", ag.product_us);  // 64 x 14 tiles on 132 SMs: 7 waves
-  CHECK(ag.sent_bytes == int64_t{7} * 1024 * 8192 * 2, "%ld bytes", long(ag.sent_bytes));
-
-  Prediction const rs = predict(problem_of(Op::kGemmRs, 8, 1024, 8192, 3584));
-  CHECK(rs.choice == "fused:" + choose_launch(problem_of(Op::kGemmRs, 8, 1024, 8192, 3584)).name(), "%s",
-        rs.choice.c_str());
-  CHECK(rs.sent_bytes == int64_t{7} * 1024 * 8192 * 2, "%ld bytes", long(rs.sent_bytes));
-
-  Prediction const ar = predict(problem_of(Op::kGemmAr, 8, 8192, 8192, 3584));
-  Problem const chunks = problem_of(Op::kGemmRs, 8 * 4, 256, 8192, 3584);  // 4 sections of 8 chunks of 4 MiB
-  KernelRow const& kernel = kKernels[choose_launch(chunks).kernel];
-  CHECK(ar.choice == "fused:" + choose_launch(chunks).name() + "/s4", "%s", ar.choice.c_str());
-  CHECK(ar.product_us == estimated_us(chunks, kernel), "%f us", ar.product_us);
-  CHECK(ar.sent_bytes == 2 * rs.sent_bytes, "%ld bytes", long(ar.sent_bytes));
-}
-
-void predictions_of_what_is_not_fused() {
-  Prediction const few = predict(problem_of(Op::kGemmRs, 8, 128, 8192, 3584));
-  CHECK(few.choice == "sequential" && few.product_us > 0, "%s", few.choice.c_str());
-  CHECK(few.product_us < predict(problem_of(Op::kGemmRs, 8, 1024, 8192, 3584)).product_us, "%f us", few.product_us);
-  CHECK(few.sent_bytes == 7 * 128 * 8192 * 2, "%ld bytes", long(few.sent_bytes));
-  Prediction const odd = predict(problem_of(Op::kAgGemm, 8, 1024, 3584, 8191));
-  CHECK(odd.choice == "sequential", "K = 8191: %s", odd.choice.c_str());
-}
-
-void predictions_of_few_rows_tell_the_forms_apart() {
-  Prediction const one = predict(problem_of(Op::kGemmAr, 8, 16, 8192, 3584));
-  CHECK(one.choice == "fused:64x16/one-shot" && one.product_us == 0, "%s", one.choice.c_str());
-  CHECK(one.sent_bytes == 7 * 16 * 8192 * 2, "%ld bytes", long(one.sent_bytes));
-  Prediction const two = predict(problem_of(Op::kGemmAr, 8, 64, 8192, 3584));
-  CHECK(two.choice == "fused:128x64_k2/two-shot", "%s", two.choice.c_str());
-  CHECK(two.sent_bytes == 2 * 7 * 8 * 8192 * 2, "%ld bytes", long(two.sent_bytes));
-  Prediction const scattered = predict(problem_of(Op::kGemmRs, 8, 8, 8192, 3584));
-  CHECK(scattered.choice == "fused:128x64_k2", "%s", scattered.choice.c_str());
-  CHECK(scattered.sent_bytes == 7 * 8 * 8192 * 2, "%ld bytes", long(scattered.sent_bytes));
-}
-
 }  // namespace
 }  // namespace flux::test
 
 int main(int argc, char** argv) {
   using namespace flux::test;
-  Test const tests[] = {
+  std::vector<Test> tests = {
       TEST(names_are_read_back),
       TEST(other_names_are_refused),
       TEST(ranks_choose_alike),
       TEST(pieces_have_signals),
       TEST(no_candidate_pads_more_than_the_bound),
       TEST(the_bound_costs_a_column_of_tiles_at_most),
+      TEST(several_peers_have_pieces_along_n),
       TEST(candidates_are_few_and_begin_with_the_model),
       TEST(tall_tiles_are_not_half_empty),
       TEST(few_rows_are_left_to_the_sequence),
@@ -390,10 +354,8 @@ int main(int argc, char** argv) {
       TEST(slots_stay_within_the_bound),
       TEST(a_choice_suits_rows_that_fill_its_tiles),
       TEST(half_empty_tiles_are_left_to_the_sequence),
-      TEST(predictions_are_those_of_the_model),
-      TEST(predictions_of_what_is_not_fused),
-      TEST(predictions_of_few_rows_tell_the_forms_apart),
   };
+  for (Test const& test : predict_tests()) tests.push_back(test);
   for (Test const& test : tests) {
     if (argc < 2) std::printf("%s\n", test.name);
     if (argc > 1 && std::strcmp(argv[1], test.name) == 0) return test.run(), 0;

@@ -11,6 +11,7 @@ TESTS = [
     "pieces_have_signals",
     "no_candidate_pads_more_than_the_bound",
     "the_bound_costs_a_column_of_tiles_at_most",
+    "several_peers_have_pieces_along_n",
     "candidates_are_few_and_begin_with_the_model",
     "tall_tiles_are_not_half_empty",
     "few_rows_are_left_to_the_sequence",
@@ -32,7 +33,7 @@ TESTS = [
 @pytest.fixture(scope="module")
 def choose_test(build_program):
     flags = ["-O1", "-fsanitize=undefined,signed-integer-overflow", "-fno-sanitize-recover=all"]
-    return build_program("choose_test", ["choose_test.cpp"], flags)
+    return build_program("choose_test", ["choose_test.cpp", "predict_test.cpp"], flags)
 
 
 @pytest.mark.parametrize("name", TESTS)

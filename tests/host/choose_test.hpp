@@ -1,0 +1,15 @@
+#pragma once
+// What the tests of the choice share, and those that choose_test.cpp takes from other files.
+
+#include "kernels/predict.hpp"
+#include "schedule_test.hpp"
+
+namespace flux::test {
+
+inline Problem problem_of(Op op, int world, int64_t rows, int64_t n, int64_t k) {
+  return {op, 0, world, rows, n, k, DataType::kBFloat16, /*weight_transposed=*/false, /*config=*/{}};
+}
+
+std::vector<Test> predict_tests();
+
+}  // namespace flux::test

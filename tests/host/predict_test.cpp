@@ -1,0 +1,61 @@
+// What a call is expected to run, to take and to send (csrc/kernels/predict.hpp).
+
+#include <cmath>
+
+#include "choose_test.hpp"
+
+namespace flux::test {
+namespace {
+
+void predictions_are_those_of_the_model() {
+  double const tile = 128 * 256 * 8192 / 1e6 * 0.385 + 3.0;
+  Prediction const ag = predict(problem_of(Op::kAgGemm, 8, 1024, 3584, 8192));
+  CHECK(ag.choice == "fused:c128x256_2x1/m4/p1", "%s", ag.choice.c_str());
+  CHECK(std::abs(ag.product_us - 7 * tile) < 1e-6, "%f us", ag.product_us);  // 64 x 14 tiles on 132 SMs: 7 waves
+  CHECK(ag.sent_bytes == int64_t{7} * 1024 * 8192 * 2, "%ld bytes", long(ag.sent_bytes));
+
+  Prediction const rs = predict(problem_of(Op::kGemmRs, 8, 1024, 8192, 3584));
+  CHECK(rs.choice == "fused:" + choose_launch(problem_of(Op::kGemmRs, 8, 1024, 8192, 3584)).name(), "%s",
+        rs.choice.c_str());
+  CHECK(rs.sent_bytes == int64_t{7} * 1024 * 8192 * 2, "%ld bytes", long(rs.sent_bytes));
+
+  Prediction const ar = predict(problem_of(Op::kGemmAr, 8, 8192, 8192, 3584));
+  Problem const chunks = problem_of(Op::kGemmRs, 8 * 4, 256, 8192, 3584);  // 4 sections of 8 chunks of 4 MiB
+  KernelRow const& kernel = kKernels[choose_launch(chunks).kernel];
+  CHECK(ar.choice == "fused:" + choose_launch(chunks).name() + "/s4", "%s", ar.choice.c_str());
+  CHECK(ar.product_us == estimated_us(chunks, kernel), "%f us", ar.product_us);
+  CHECK(ar.sent_bytes == 2 * rs.sent_bytes, "%ld bytes", long(ar.sent_bytes));
+}
+
+void predictions_of_what_is_not_fused() {
+  Prediction const few = predict(problem_of(Op::kGemmRs, 8, 128, 8192, 3584));
+  CHECK(few.choice == "sequential" && few.product_us > 0, "%s", few.choice.c_str());
+  CHECK(few.product_us < predict(problem_of(Op::kGemmRs, 8, 1024, 8192, 3584)).product_us, "%f us", few.product_us);
+  CHECK(few.sent_bytes == 7 * 128 * 8192 * 2, "%ld bytes", long(few.sent_bytes));
+  Prediction const odd = predict(problem_of(Op::kAgGemm, 8, 1024, 3584, 8191));
+  CHECK(odd.choice == "sequential", "K = 8191: %s", odd.choice.c_str());
+}
+
+void predictions_of_few_rows_tell_the_forms_apart() {
+  Prediction const one = predict(problem_of(Op::kGemmAr, 8, 16, 8192, 3584));
+  CHECK(one.choice == "fused:64x16/one-shot" && one.product_us == 0, "%s", one.choice.c_str());
+  CHECK(one.sent_bytes == 7 * 16 * 8192 * 2, "%ld bytes", long(one.sent_bytes));
+  Prediction const two = predict(problem_of(Op::kGemmAr, 8, 64, 8192, 3584));
+  CHECK(two.choice == "fused:128x64_k2/two-shot", "%s", two.choice.c_str());
+  CHECK(two.sent_bytes == 2 * 7 * 8 * 8192 * 2, "%ld bytes", long(two.sent_bytes));
+  Prediction const scattered = predict(problem_of(Op::kGemmRs, 8, 8, 8192, 3584));
+  CHECK(scattered.choice == "fused:128x64_k2", "%s", scattered.choice.c_str());
+  CHECK(scattered.sent_bytes == 7 * 8 * 8192 * 2, "%ld bytes", long(scattered.sent_bytes));
+}
+
+}  // namespace
+
+std::vector<Test> predict_tests() {
+  return {
+      TEST(predictions_are_those_of_the_model),
+      TEST(predictions_of_what_is_not_fused),
+      TEST(predictions_of_few_rows_tell_the_forms_apart),
+  };
+}
+
+}  // namespace flux::test
