@@ -33,9 +33,10 @@ def _mend_gloo() -> torch.library.Library:
 
 
 def place_of(local_rank: int, local_world: int) -> tuple[torch.device, str]:
-    """The GPU of a rank of this host, and the backend for its process group."""
+    """The GPU of a rank of this host, and the backend for its process group. A rank may see its own GPU only."""
     gpus = torch.cuda.device_count()
+    device = torch.device("cuda", local_rank % max(gpus, 1))
     if settings.ranks_per_gpu == 1 or local_world <= gpus:
-        return torch.device("cuda", local_rank), "nccl"
+        return device, "nccl"
     _mend_gloo()
-    return torch.device("cuda", local_rank % max(gpus, 1)), "gloo"
+    return device, "gloo"
