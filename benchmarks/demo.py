@@ -113,7 +113,16 @@ def show_chunks(place, block):
 
 def _trace():
     """(chunk, ms until its data had come, ms until it was computed) of the last call, in order of completion."""
-    return [(chunk, arrived / 1e3, done / 1e3) for chunk, arrived, done in flux_ops._C.last_trace_times()]
+    return last_of_chunks(flux_ops._C.last_trace_times())
+
+
+def last_of_chunks(parts):
+    """Of each chunk the piece that was computed last, without its number."""
+    chunks = {}
+    for chunk, _, arrived, done in parts:
+        chunks.pop(chunk, None)
+        chunks[chunk] = (chunk, arrived / 1e3, done / 1e3)
+    return list(chunks.values())
 
 
 def _step(op, rank, chunk, arrived, done):

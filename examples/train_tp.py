@@ -10,8 +10,8 @@ Both models begin with the same weights and get the same tokens, so their losses
 training: with products in bfloat16, two right runs differ by some percent in single steps after a hundred, whoever's
 layers they have. A control shows it, plain PyTorch once more with another order of sums. So there are two conditions:
 
-- as long as the control is within 0.5 % of plain, flux may up to each step not have gone further from plain than twice
-  as far as the control, or than 0.01 %;
+- while the control is within 0.5 % of plain: at every step, the largest difference of flux so far is at most twice that
+  of the control, or 0.01 %;
 - the curves agree: the mean losses of each tenth of the steps, within 0.01 % on CPUs (float32) and 2 % on GPUs
   (products in bfloat16, weights and their updates in float32).
 

@@ -55,7 +55,12 @@ def run_ranks(world, limit_s, command=None):
     command = command or [sys.executable, *sys.argv]
     # The ranks' store is served here, at a port that the system picks: one that is free now may not be free for rank 0.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    shared = {
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+    }
     shared["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # how torchrun says so
     if world > 1:
         shared.setdefault("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
@@ -92,7 +97,7 @@ def joined(device_type):
     backend = "gloo"
     if device_type == "cuda":
         local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-        device, backend = shared_gpu.place_of(int(os.environ.get("LOCAL_RANK", rank)), local_world)
+        device, backend = shared_gpu.device_and_backend(int(os.environ.get("LOCAL_RANK", rank)), local_world)
         torch.cuda.set_device(device)
     if os.environ.get("MASTER_ADDR") == "127.0.0.1":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

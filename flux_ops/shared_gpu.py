@@ -24,7 +24,7 @@ def _reduce_scatter_tensor(x, op, world, group_name):
 
 
 @functools.cache
-def _mend_gloo() -> torch.library.Library:
+def _patch_functional_collectives() -> torch.library.Library:
     """The functional collectives of CUDA tensors become those of torch.distributed, which gloo has."""
     library = torch.library.Library("_c10d_functional", "IMPL")  # it undoes itself when it is gone
     library.impl("all_gather_into_tensor", _all_gather_into_tensor, "CUDA")
@@ -32,11 +32,11 @@ def _mend_gloo() -> torch.library.Library:
     return library
 
 
-def place_of(local_rank: int, local_world: int) -> tuple[torch.device, str]:
-    """The GPU of a rank of this host, and the backend for its process group. A rank may see its own GPU only."""
+def device_and_backend(local_rank: int, local_world: int) -> tuple[torch.device, str]:
+    """Of a rank of this host: its GPU, which is the only one where it sees no other, and its group's backend."""
     gpus = torch.cuda.device_count()
     device = torch.device("cuda", local_rank % max(gpus, 1))
     if settings.ranks_per_gpu == 1 or local_world <= gpus:
         return device, "nccl"
-    _mend_gloo()
+    _patch_functional_collectives()
     return device, "gloo"

@@ -108,7 +108,7 @@ Config make_config(Problem const& p) {
   bool const by_rows = p.op == Op::kAgGemm;
   c.order_rank = knobs.same_order ? 0 : p.rank;
   c.pieces = make_pieces(by_rows ? p.rows : c.order.num_tiles(), knobs.parts, by_rows ? c.tile.tile_m : 1);
-  c.walk = knobs.same_order ? Pieces{c.pieces.items, c.pieces.items} : c.pieces;
+  c.interleaved = knobs.same_order ? Pieces{c.pieces.items, c.pieces.items} : c.pieces;
   return c;
 }
 
@@ -144,8 +144,8 @@ std::string why_not_fused(Problem const& p) {
   }
   int64_t const limit = std::numeric_limits<int32_t>::max();
   if (p.rows >= limit || p.n >= limit || ceil_div(p.rows, 64) * ceil_div(p.n, 64) >= limit / p.world) {
-    return "a chunk of " + std::to_string(p.rows) + " x " + std::to_string(p.n) + " has rows or columns, or " +
-           std::to_string(p.world) + " of them have tiles, past 2^31";
+    return std::to_string(p.world) + " chunks of " + std::to_string(p.rows) + " x " + std::to_string(p.n) +
+           " have 2^31 rows, columns or tiles, or more";
   }
   return {};
 }

@@ -20,7 +20,7 @@ void gemm_rs(Problem const& p, Operands const& o, WorkspaceView const& workspace
   Config const config = make_config(p);
   Exchange const exchange(p, workspace, info);
   int const num_pieces = config.pieces.count();
-  Tracer tracer(p.world * num_pieces);
+  Tracer tracer(p.world, num_pieces);
   exchange.announce();
 
   int64_t const size = element_size(p.dtype);
@@ -40,14 +40,14 @@ void gemm_rs(Problem const& p, Operands const& o, WorkspaceView const& workspace
       waited += exchange.wait(source, config.pieces.piece_of(position), position);
       return staging.tile(p.rank, rs_slot(p.rank, p.world, source), position, range).to(own.scalar_type());
     });
-    tracer.waited(number_of(p.rank, config.pieces.piece_of(position)), waited);
+    tracer.waited(p.rank, waited, config.pieces.piece_of(position));
     write_result(p, o, total, range.row, range);
   };
 
   auto const work = [&] {
     at::AutoDispatchBelowADInplaceOrView const no_autograd;
     for (int64_t item; (item = next_item.fetch_add(1)) < int64_t{num_tiles} * p.world;) {
-      auto const [step, position] = rs_item(static_cast<int32_t>(item), p.world, config.walk);
+      auto const [step, position] = rs_item(static_cast<int32_t>(item), p.world, config.interleaved);
       int const chunk = rs_chunk(config.order_rank, p.world, step);
       TileRange const range = tile_range(p.rows, p.n, config.tile, config.order.tile_at(position));
       auto const* const x = static_cast<std::byte const*>(o.x) + (chunk * p.rows + range.row) * p.k * size;
@@ -60,7 +60,7 @@ void gemm_rs(Problem const& p, Operands const& o, WorkspaceView const& workspace
       int const piece = config.pieces.piece_of(position);
       if (!tiles_left.finish_one(number_of(chunk, piece))) continue;
       if (chunk != p.rank) exchange.signal(chunk, piece);
-      tracer.done(number_of(chunk, piece));
+      tracer.done(chunk, piece);
     }
   };
   run_workers(num_threads(p.world), work, [] {}, [&] { exchange.cancel(); });

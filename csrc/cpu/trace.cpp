@@ -17,17 +17,20 @@ double Tracer::now_us() const {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start_).count();
 }
 
-void Tracer::waited(int chunk, double microseconds) {
+void Tracer::waited(int chunk, double microseconds, int piece) {
   std::lock_guard<std::mutex> const lock(mutex_);
-  chunks_[chunk].waited_us = std::max(chunks_[chunk].waited_us, microseconds);
-  chunks_[chunk].arrived_us = now_us();
+  ChunkTrace& part = parts_[chunk * num_pieces_ + piece];
+  part.waited_us = std::max(part.waited_us, microseconds);
+  part.arrived_us = now_us();
 }
 
-void Tracer::done(int chunk) {
+void Tracer::done(int chunk, int piece) {
   std::lock_guard<std::mutex> const lock(mutex_);
-  chunks_[chunk].chunk = chunk;
-  chunks_[chunk].done_us = now_us();
-  finished_.push_back(chunks_[chunk]);
+  ChunkTrace& part = parts_[chunk * num_pieces_ + piece];
+  part.chunk = chunk;
+  part.piece = piece;
+  part.done_us = now_us();
+  finished_.push_back(part);
 }
 
 void Tracer::publish() {

@@ -1,6 +1,6 @@
 #pragma once
-// What the last call of this process did with its chunks (gemm_rs: with their pieces, chunk * pieces + piece; gemm_ar,
-// one-shot: with the pieces of y), in the order in which it finished them.
+// What the last call of this process did with its chunks (gemm_rs: with each of their pieces; gemm_ar, one-shot: with
+// the pieces of y), in the order in which it finished them.
 
 #include <chrono>
 #include <mutex>
@@ -11,7 +11,7 @@
 namespace flux::cpu {
 
 struct ChunkTrace {
-  int chunk;
+  int chunk, piece;
   double waited_us;   // the longest wait of one of its tiles for a peer
   double arrived_us;  // since the call began: when its data had all been seen
   double done_us;     // when its last tile was finished
@@ -19,10 +19,10 @@ struct ChunkTrace {
 
 class Tracer {
  public:
-  explicit Tracer(int num_chunks) : chunks_(num_chunks) {}
+  explicit Tracer(int num_chunks, int num_pieces = 1) : num_pieces_(num_pieces), parts_(num_chunks * num_pieces) {}
 
-  void waited(int chunk, double microseconds);
-  void done(int chunk);
+  void waited(int chunk, double microseconds, int piece = 0);
+  void done(int chunk, int piece = 0);
   // Makes this the trace of the last call.
   void publish();
 
@@ -31,7 +31,8 @@ class Tracer {
 
   std::mutex mutex_;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  std::vector<ChunkTrace> chunks_;
+  int num_pieces_;
+  std::vector<ChunkTrace> parts_;
   std::vector<ChunkTrace> finished_;
 };
 

@@ -68,7 +68,7 @@ at::Tensor run_alone(Problem const& problem, at::Tensor const& x, at::Tensor con
     args.send = view.send_buffer();
     args.staged = view.region(problem.rank, 0);
     args.tiles_done = control.local.tiles_done[0];
-    args.walk = walk_of(*plan);
+    args.interleaved = interleaved_parts(*plan);
     check(kernel.gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_rs");
   }
   return y;

@@ -1,4 +1,4 @@
-// gemm_rs on CUDA: one kernel computes the partials, the chunks of the peers side by side, own chunk last, and adds up
+// gemm_rs on CUDA: one kernel computes the partials, the chunks of the peers interleaved, own chunk last, and adds up
 // the own chunk. The copy engine pushes finished pieces to their owners meanwhile. See csrc/kernels/gemm_rs.cuh.
 
 #include <ATen/cuda/CUDAContext.h>
@@ -27,7 +27,7 @@ void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   args.send = view.send_buffer();
   args.staged = view.region(problem.rank, call.parity());
   args.tiles_done = local.tiles_done[0];
-  args.walk = walk_of(plan);
+  args.interleaved = interleaved_parts(plan);
 
   call.fork();
   // First the kernel: its counters are what the side stream waits for.
@@ -42,8 +42,8 @@ void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& ope
                     view.send_buffer() + offset(rs_slot(problem.rank, problem.world, peer)), tiles * plan.tile_bytes,
                     call.arrived(peer, problem.rank) + piece);
   };
-  // In the order of the kernel: a part of the walk is one piece, or all.
-  int const pieces_of_part = plan.pieces.count() / args.walk.count();
+  // In the order of the kernel: an interleaved part is one piece, or all.
+  int const pieces_of_part = plan.pieces.count() / args.interleaved.count();
   for (int first = 0; first < plan.pieces.count(); first += pieces_of_part) {
     for (int step = 0; step < problem.world; ++step) {
       for (int piece = first; piece < first + pieces_of_part; ++piece) push(step, piece);

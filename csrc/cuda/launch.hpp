@@ -19,8 +19,8 @@ struct LaunchPlan {
   ExchangeForm form{};
 };
 
-// The parts of a chunk in which gemm_rs walks: see rs_item.
-inline Pieces walk_of(LaunchPlan const& plan) {
+// The parts of a chunk that gemm_rs interleaves with those of other chunks: see rs_item.
+inline Pieces interleaved_parts(LaunchPlan const& plan) {
   return plan.choice.same_order ? Pieces{plan.pieces.items, plan.pieces.items} : plan.pieces;
 }
 

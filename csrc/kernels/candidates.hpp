@@ -24,9 +24,9 @@ inline int64_t largest_rs_region_bytes(Problem const& problem) {
 
 // The model's choice first, then every kernel that the model thinks is not far behind, with every walk of its tiles.
 // Walks and pieces matter by a few per cent each, and hardly depend on each other: pieces are varied with one walk. But
-// where a gemm_rs computes the chunks of several peers side by side, pieces that are bands of columns save reading the
-// weight again (rs_item). Chunks of few rows have such pieces in every walk: small tiles, which suit them, go along N.
-inline std::vector<LaunchChoice> launch_candidates(Problem const& problem, bool several_side_by_side) {
+// where a gemm_rs interleaves the chunks of several peers, pieces that are bands of columns save reading the weight
+// again (rs_item); along N they are that where a chunk is one stripe, and then the faster ones of the small tiles.
+inline std::vector<LaunchChoice> launch_candidates(Problem const& problem, bool interleaved) {
   struct Walk {
     int swizzle;
     bool along_n;
@@ -51,8 +51,10 @@ inline std::vector<LaunchChoice> launch_candidates(Problem const& problem, bool 
     if (cost(kernel) * 100 > best * (100 + kSlackPercent)) continue;
     for (Walk const walk : kWalks) add({kernel, walk.swizzle, walk.along_n, model.pieces});
     for (int const pieces : {1, 2, 4}) {
-      bool const small = kKernels[kernel].config.shape.tile_n == 128;
-      Walk const walk = ag || (several_side_by_side && small) ? kWalks[0] : kWalks[2];  // the best of most products
+      TileShape const shape = kKernels[kernel].config.shape;
+      bool const one_stripe = problem.rows <= int64_t{kWalks[0].swizzle} * shape.tile_m * shape.cluster_m;
+      bool const along_n = ag || (interleaved && shape.tile_n == 128 && one_stripe);
+      Walk const walk = along_n ? kWalks[0] : kWalks[2];  // the best of most products
       if (pieces == 1 || chunk_bytes / pieces >= kLeastPieceBytes) add({kernel, walk.swizzle, walk.along_n, pieces});
     }
   }

@@ -275,8 +275,8 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
   if (problem.op != Op::kGemmAr) {
     bool const few_first = total_rows(problem) <= kFewRowsFirst || !why_fused_is_slower(problem).empty();
     if (few_first) add_few_rows();
-    bool const several_side_by_side = problem.op == Op::kGemmRs && problem.world > 2;
-    for (LaunchChoice const& launch : launch_candidates(problem, several_side_by_side)) add({-1, launch, {}});
+    bool const interleaved = problem.op == Op::kGemmRs && problem.world > 2;
+    for (LaunchChoice const& launch : launch_candidates(problem, interleaved)) add({-1, launch, {}});
     if (!few_first) add_few_rows();
     return candidates;
   }
@@ -284,7 +284,7 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
   if (few_first) add_few_rows();
   for (int const sections : {choose_sections(problem), 1, 2, 4, kMostArSections}) {
     if (problem.rows % (int64_t{sections} * problem.world) != 0) continue;
-    for (LaunchChoice launch : launch_candidates(chunks_problem(problem, sections), /*several_side_by_side=*/false)) {
+    for (LaunchChoice launch : launch_candidates(chunks_problem(problem, sections), /*interleaved=*/false)) {
       FusedChoice choice = many_rows_choice(problem, sections);
       if (launch.kernel != choice.many_rows.kernel && launch.swizzle != 1) continue;
       launch.sections = sections;

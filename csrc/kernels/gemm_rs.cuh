@@ -1,5 +1,5 @@
 #pragma once
-// gemm_rs, fused: partial_c = x_c . w^T for each chunk c, those of the peers side by side, next rank first, the own
+// gemm_rs, fused: partial_c = x_c . w^T for each chunk c, those of the peers interleaved, next rank first, the own
 // chunk last.
 //
 //   stores   math warps, tile by tile, to the local send buffer; a warp beside them counts finished tiles
@@ -33,7 +33,7 @@ cudaError_t launch_gemm_rs_kernel(GemmRsArgs const& args, cudaStream_t stream) {
   arguments.epilogue.dD = {args.n, cute::_1{}, args.y_stride};
   arguments.epilogue.bias = static_cast<Element const*>(args.bias);
   int const per_cluster = Cfg::kShape.cluster_m * Cfg::kShape.cluster_n;
-  arguments.scheduler.walk = {args.walk.items / per_cluster, args.walk.per_piece / per_cluster};
+  arguments.scheduler.interleaved = {args.interleaved.items / per_cluster, args.interleaved.per_piece / per_cluster};
   RsTransport& transport = arguments.epilogue.transport;
   transport.rank = args.rank;
   transport.world = args.world;

@@ -50,7 +50,7 @@ struct GemmRsArgs {
   uint32_t* tiles_done;  // [destination][kMaxPieces], counts tiles; a piece's number is section * pieces + piece
   Epoch const* arrived;  // [source][kMaxPieces]
   Pieces pieces;         // of the tile positions of a chunk
-  Pieces walk;           // the same, for rs_item; no items: the chunks one after the other, as ar_chunk has them
+  Pieces interleaved;    // the parts of a chunk that rs_item interleaves; no items: the order is that of ar_chunk
   int swizzle;
   bool along_n;
   SignalWait wait;

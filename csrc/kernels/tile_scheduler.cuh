@@ -1,6 +1,6 @@
 #pragma once
 // The persistent tile scheduler of CUTLASS with the order of schedule/: of the chunks (chunk_order.hpp), of their
-// pieces where they are computed side by side (rs_item), and of the tiles in a chunk (tile_order.hpp). The chunk is the
+// pieces where they are interleaved (rs_item), and of the tiles in a chunk (tile_order.hpp). The chunk is the
 // batch mode L of the problem, so a tile never straddles two ranks and a ragged M / TP is the ordinary residue of a
 // batch.
 
@@ -29,8 +29,8 @@ struct RsOrder {
   template <class Params>
   FLUX_HD static ChunkWork at(Params const& p, int32_t index) {
     int32_t const per_chunk = p.order.num_clusters();
-    if (p.walk.items > 0) {
-      RsItem const work = rs_item(index, p.world, p.walk);
+    if (p.interleaved.items > 0) {
+      RsItem const work = rs_item(index, p.world, p.interleaved);
       return {rs_chunk(p.rank, p.world, work.step), work.item};
     }
     int const step = index / per_chunk;
@@ -54,13 +54,13 @@ class ChunkedTileScheduler : public cutlass::gemm::kernel::detail::PersistentTil
   struct Arguments : Stock::Arguments {
     int rank = 0, world = 1, sections = 1;  // there are world * sections chunks
     TileOrder order{};
-    Pieces walk{0, 1};  // of the clusters of a chunk, for rs_item; no items: the chunks one after the other
+    Pieces interleaved{0, 1};  // of the clusters of a chunk, for rs_item; no items: the order of ar_chunk
   };
 
   struct Params : StockParams {
     int rank = 0, world = 1, sections = 1;
     TileOrder order{};
-    Pieces walk{0, 1};
+    Pieces interleaved{0, 1};
   };
 
   template <class ProblemShape, class TileShapeT, class ClusterShapeT>
@@ -75,7 +75,7 @@ class ChunkedTileScheduler : public cutlass::gemm::kernel::detail::PersistentTil
     params.world = args.world;
     params.sections = args.sections;
     params.order = args.order;
-    params.walk = args.walk;
+    params.interleaved = args.interleaved;
     return params;
   }
 

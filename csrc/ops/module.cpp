@@ -194,23 +194,21 @@ void add_module_functions(py::module_& m) {
   m.def(
       "last_trace",
       [] {
-        py::list chunks;
-        for (cpu::ChunkTrace const& c : cpu::last_trace()) chunks.append(py::make_tuple(c.chunk, c.waited_us));
-        return chunks;
+        py::list parts;
+        for (cpu::ChunkTrace const& c : cpu::last_trace()) parts.append(py::make_tuple(c.chunk, c.piece, c.waited_us));
+        return parts;
       },
-      "CPU: (chunk, longest wait of its tiles in microseconds) of the last fused call, in order of completion; of "
-      "gemm_rs "
-      "(chunk * pieces + piece, ...).");
+      "CPU: (chunk, piece, longest wait of its tiles in microseconds) of the last fused call, in order of completion.");
   m.def(
       "last_trace_times",
       [] {
-        py::list chunks;
+        py::list parts;
         for (cpu::ChunkTrace const& c : cpu::last_trace()) {
-          chunks.append(py::make_tuple(c.chunk, c.arrived_us, c.done_us));
+          parts.append(py::make_tuple(c.chunk, c.piece, c.arrived_us, c.done_us));
         }
-        return chunks;
+        return parts;
       },
-      "CPU: (chunk, microseconds until its data had arrived, until it was computed) of the last fused call.");
+      "CPU: (chunk, piece, microseconds until its data had arrived, until it was computed) of the last fused call.");
   // For tests of the pure choice: (strategy, reason, refused, fell_back).
   m.def("choose_strategy", [](std::string const& asked, std::string const& why_local, std::string const& why_not,
                               std::string const& why_slower) {

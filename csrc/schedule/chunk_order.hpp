@@ -9,10 +9,10 @@
 //   gemm_rs, world = 4
 //     rank r computes chunk           r+1 r+2 r+3  r     own chunk last: its peers' partials have arrived by then
 //
-//     The chunks of the peers are computed side by side, piece after piece: rs_item in tile_order.hpp.
+//     The chunks of the peers are interleaved, piece by piece: rs_item in tile_order.hpp.
 //
-// With these orders every link carries one shard at a time in each step, and chunk r-s of rank r is the s-th push
-// of rank r-s: what is needed first is sent first.
+// With these orders every link carries one shard (gemm_rs: one piece) at a time in each step, and chunk r-s of rank r
+// is the s-th push of rank r-s: what is needed first is sent first.
 //
 // What that is worth can be measured: a configuration whose name ends in kSameOrder lets every rank compute its chunks
 // in the order of rank 0, one after the other. It is correct, too: a chunk's owner waits for its peers, and none of

@@ -117,7 +117,7 @@ FLUX_HD Pieces make_pieces(int64_t items, int32_t wanted, int32_t granule) {
   return {static_cast<int32_t>(items), static_cast<int32_t>(per_piece < granule ? granule : per_piece)};
 }
 
-// gemm_rs computes the chunks of its peers side by side: piece 0 of each, next rank first, then piece 1 of each ...,
+// gemm_rs interleaves the chunks of its peers: piece 0 of each, next rank first, then piece 1 of each ...,
 // and the own chunk last. Where a piece is a band of columns, its part of the weight is read once for all peers: it
 // stays in the L2 meanwhile. And the pieces leave in the order in which their owners need them. With one piece it is
 // one chunk after the other.

@@ -46,7 +46,7 @@ class Study(Contest):
 
 class Swizzle(Study):
     """FLUX, figure 8: the order of the chunks shifted by the rank, or the same on all ranks (and in gemm_rs one chunk
-    after the other, where else those of the peers are computed side by side); and the walk of the tiles inside a chunk
+    after the other, where else those of the peers are interleaved); and the walk of the tiles inside a chunk
     (along n or m, in stripes of so many clusters), which decides what a wave finds in the L2."""
 
     def columns(self, op, product):

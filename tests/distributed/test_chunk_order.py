@@ -1,4 +1,5 @@
-"""In which order a rank computes the chunks: by its rank, or with "/same-order" that of rank 0 on all of them."""
+"""In which order a rank computes the chunks and, of gemm_rs, their pieces: by its rank, or with "/same-order" that of
+rank 0 on all of them."""
 
 import pytest
 
@@ -20,8 +21,7 @@ def trace_of(ctx, op, strategy):
     finally:
         core.set_cpu_threads(config.settings.cpu_threads)
     assert problem is None, problem
-    numbers = [number for number, _ in core.last_trace()]
-    return numbers if op == "ag_gemm" else [divmod(number, PIECES) for number in numbers]
+    return [chunk if op == "ag_gemm" else (chunk, piece) for chunk, piece, _ in core.last_trace()]
 
 
 def by_chunk(op, rank, world):
@@ -30,7 +30,7 @@ def by_chunk(op, rank, world):
     return chunks if op == "ag_gemm" else [(chunk, piece) for chunk in chunks for piece in range(PIECES)]
 
 
-def side_by_side(rank, world):
+def interleaved(rank, world):
     """The chunks of the peers piece after piece, then the own one."""
     peers = [(rank + 1 + step) % world for step in range(world - 1)]
     return [(chunk, piece) for piece in range(PIECES) for chunk in peers] + [(rank, piece) for piece in range(PIECES)]
@@ -39,6 +39,6 @@ def side_by_side(rank, world):
 @pytest.mark.parametrize("op", ("ag_gemm", "gemm_rs"))
 def test_order_of_chunks(ranks, op):
     world, kernel = ranks.world, f"fused:t64x64/p{PIECES}"
-    wanted = [by_chunk(op, r, world) if op == "ag_gemm" else side_by_side(r, world) for r in range(world)]
+    wanted = [by_chunk(op, r, world) if op == "ag_gemm" else interleaved(r, world) for r in range(world)]
     assert ranks.run(trace_of, op, kernel) == wanted
     assert ranks.run(trace_of, op, f"{kernel}/same-order") == [by_chunk(op, 0, world)] * world

@@ -31,7 +31,7 @@ OF_SHARED_GPUS = (
     *("allreduce", "decomposed", "errors", "few_rows", "graphs", "groups", "numerics", "reuse", "shapes"),
     *("autograd", "layers", "parallel_styles"),
 )
-CAPTURE_GLOO = ("many_sizes_of_an_mlp_in_one_pool", "a_training_step_in_one_graph")
+NOT_ON_GLOO = ("many_sizes_of_an_mlp_in_one_pool", "a_training_step_in_one_graph")
 MAX_RANKS_PER_GPU = 16
 
 
@@ -156,7 +156,7 @@ def main():
     others = [f"not gpu{w}" for w in range(2, 17) if args.worlds and str(w) not in args.worlds.split(",")]
     folder, files = ROOT / "tests" / "gpu", ["."]
     if args.ranks_per_gpu > 1:
-        others += [f"not {name}" for name in CAPTURE_GLOO]
+        others += [f"not {name}" for name in NOT_ON_GLOO]
         files = [f"test_gpu_{name}.py" for name in OF_SHARED_GPUS]
     selection = " and ".join([f"({args.select})"] * bool(args.select) + others)
     if selection:

@@ -96,7 +96,7 @@ class Context:
 
 class Ranks:
     """`world` processes in one process group: gloo for device "cpu", NCCL for "cuda". NCCL takes one rank a GPU only:
-    where FLUX_RANKS_PER_GPU lets them share GPUs, it is gloo again.
+    where there are more ranks than GPUs, and FLUX_RANKS_PER_GPU allows it, it is gloo again.
 
     `env` holds environment variables, the same on each rank, or a list with one dict per rank. `set_device=False`
     leaves out torch.cuda.set_device, `init_group=False` the process group.
@@ -258,7 +258,7 @@ def _serve(rank, world, device, env, port, pipe, folder, options):
         if device == "cuda":
             from flux_ops import shared_gpu  # now: it reads the environment
 
-            ctx.device, backend = shared_gpu.place_of(rank, world)
+            ctx.device, backend = shared_gpu.device_and_backend(rank, world)
             if options["set_device"]:
                 torch.cuda.set_device(ctx.device)
             else:

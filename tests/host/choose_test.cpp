@@ -92,13 +92,17 @@ void the_bound_costs_a_column_of_tiles_at_most() {
   }
 }
 
-void several_peers_have_pieces_along_n() {
+void interleaved_chunks_of_one_stripe_have_pieces_along_n() {
   for (int world : {2, 4, 8}) {
-    std::vector<FusedChoice> const candidates = fused_candidates(problem_of(Op::kGemmRs, world, 512, 8192, 7168));
-    for (char const* name : {"p128x128_2x1/n4/p1", "p128x128_2x1/n4/p4"}) {
-      auto const is = [&](FusedChoice const& choice) { return choice.name(Op::kGemmRs) == name; };
-      bool const there = std::any_of(candidates.begin(), candidates.end(), is);
-      CHECK(there == (world > 2), "%d ranks: %s", world, name);
+    for (int64_t rows : {512, 2048}) {
+      std::vector<FusedChoice> const candidates = fused_candidates(problem_of(Op::kGemmRs, world, rows, 8192, 7168));
+      auto const there = [&](char const* name) {
+        auto const is = [&](FusedChoice const& choice) { return choice.name(Op::kGemmRs) == name; };
+        return std::any_of(candidates.begin(), candidates.end(), is);
+      };
+      bool const along_n = world > 2 && rows == 512;
+      CHECK(there("p128x128_2x1/n4/p4") == along_n, "%d ranks, %ld rows", world, long(rows));
+      CHECK(there("p128x128_2x1/m1/p4") != along_n, "%d ranks, %ld rows", world, long(rows));
     }
   }
 }
@@ -328,7 +332,6 @@ void half_empty_tiles_are_left_to_the_sequence() {
   }
 }
 
-// llama3.1-70b at TP = 8: M = 8192, H = 8192, I = 28672.
 }  // namespace
 }  // namespace flux::test
 
@@ -341,7 +344,7 @@ int main(int argc, char** argv) {
       TEST(pieces_have_signals),
       TEST(no_candidate_pads_more_than_the_bound),
       TEST(the_bound_costs_a_column_of_tiles_at_most),
-      TEST(several_peers_have_pieces_along_n),
+      TEST(interleaved_chunks_of_one_stripe_have_pieces_along_n),
       TEST(candidates_are_few_and_begin_with_the_model),
       TEST(tall_tiles_are_not_half_empty),
       TEST(few_rows_are_left_to_the_sequence),

@@ -11,7 +11,7 @@ TESTS = [
     "pieces_have_signals",
     "no_candidate_pads_more_than_the_bound",
     "the_bound_costs_a_column_of_tiles_at_most",
-    "several_peers_have_pieces_along_n",
+    "interleaved_chunks_of_one_stripe_have_pieces_along_n",
     "candidates_are_few_and_begin_with_the_model",
     "tall_tiles_are_not_half_empty",
     "few_rows_are_left_to_the_sequence",

@@ -17,10 +17,10 @@ from flux_ops import shared_gpu
         (2, 2, 2, 1, "cuda:1", "nccl"),  # none has to share
     ),
 )
-def test_place_of(monkeypatch, allowed, gpus, world, rank, device, backend):
-    mended = []
+def test_device_and_backend(monkeypatch, allowed, gpus, world, rank, device, backend):
+    patched = []
     monkeypatch.setattr(shared_gpu.settings, "ranks_per_gpu", allowed)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(shared_gpu, "_mend_gloo", lambda: mended.append(True))
-    assert shared_gpu.place_of(rank, world) == (torch.device(device), backend)
-    assert bool(mended) == (backend == "gloo")
+    monkeypatch.setattr(shared_gpu, "_patch_functional_collectives", lambda: patched.append(True))
+    assert shared_gpu.device_and_backend(rank, world) == (torch.device(device), backend)
+    assert bool(patched) == (backend == "gloo")
