@@ -10,7 +10,7 @@ def collectives(ctx):
     name, functional = dist.group.WORLD.group_name, torch.ops._c10d_functional
     x = torch.arange(6.0).view(3, 2).t() + 10 * ctx.rank  # not contiguous, as `whole` below
     gathered = shared_gpu._all_gather_into_tensor(x, ctx.world, name)
-    wanted = functional.wait_tensor(functional.all_gather_into_tensor(x, ctx.world, name))
+    wanted = functional.wait_tensor(functional.all_gather_into_tensor(x.contiguous(), ctx.world, name))
     assert torch.equal(gathered, wanted)
     y = gathered * (ctx.rank + 1)
     whole = torch.cat([y.t()] * ctx.world, dim=1).t()
