@@ -6,16 +6,13 @@
     python examples/train_tp.py --device cpu --world 4 --tp 2
     torchrun --nproc-per-node 4 examples/train_tp.py
 
-Both models begin with the same weights and get the same tokens, so their losses must stay together. Rounding grows in a
-training: with products in bfloat16, two right runs differ by some percent in single steps after a hundred, whoever's
-layers they have. A control shows it, plain PyTorch once more with another order of sums. So there are two conditions:
-
-- while the control is within 0.5 % of plain: at every step, the largest difference of flux so far is at most twice that
-  of the control, or 0.01 %;
-- the curves agree: the mean losses of each tenth of the steps, within 0.01 % on CPUs (float32) and 2 % on GPUs
-  (products in bfloat16, weights and their updates in float32).
-
-The losses, the times of the steps and what ran are written as JSON; --plot draws them, with matplotlib.
+Both models begin with the same weights and get the same tokens, so their losses must stay together: within 0.01 %
+on CPUs (float32), 2 % on GPUs (products in bfloat16, weights and their updates in float32). A control runs along, plain
+PyTorch once more with another order of sums: up to each step flux may also not have gone further from plain than twice
+as far as the control, or than 0.01 %. Rounding grows in a training, so a long one on GPUs may end beyond 2 %: how far
+the control went says whether two right runs do, and how far apart the means of each tenth of the steps are says whether
+the curves are the same. The losses, the times of the steps and what ran are written as JSON; --plot draws them, with
+matplotlib.
 """
 
 import argparse
@@ -44,10 +41,10 @@ from flux_ops.bench import report
 LIMIT_S = 540
 MODELS = {**LAYERS, "control": control}
 STYLES = {"flux": "-", "plain": "--", "control": ":"}  # of a plot
-# Of differences of losses, relative to the loss: of the means of a part of the steps; of single steps.
+# Of the difference of the losses, relative to the loss.
 TOLERANCE = {"cpu": 1e-4, "cuda": 2e-2}
 PARTS = 10
-TIMES_CONTROL, LEAST_ALLOWED, SMALL_NOISE = 2, 1e-4, 5e-3
+TIMES_CONTROL, LEAST_ALLOWED = 2, 1e-4
 WARMUP = 5
 
 
@@ -152,12 +149,13 @@ def means(losses):
     return [statistics.fmean(losses[a:b]) for a, b in itertools.pairwise(ends) if a < b]
 
 
-def stay_together(apart, noise, curve_apart, tolerance):
-    """Whether two runs are the same but for rounding. `apart` and `noise` are as largest_so_far gives them, of the run
-    and of the control; `curve_apart` is the largest difference between the means of the run and of plain.
+def stay_together(apart, noise, tolerance):
+    """Whether two curves never differ by more than the tolerance, nor by more than the noise explains; both are as
+    largest_so_far gives them.
     """
-    early = [(a, n) for a, n in zip(apart, noise, strict=True) if n < SMALL_NOISE]
-    return curve_apart <= tolerance and all(a <= max(TIMES_CONTROL * n, LEAST_ALLOWED) for a, n in early)
+    return apart[-1] <= tolerance and all(
+        a <= max(TIMES_CONTROL * n, LEAST_ALLOWED) for a, n in zip(apart, noise, strict=True)
+    )
 
 
 def summary(place, args, config, setting, tp, runs):
@@ -187,7 +185,7 @@ def summary(place, args, config, setting, tp, runs):
         "last_loss": last,
         "step_ms": times,
         "ran": {" ".join(how): calls for how, calls in flux_ops.dispatch_counts().items()},
-        "fine": finite and stay_together(apart, noise, curve_apart, tolerance) and last < first,
+        "fine": finite and stay_together(apart, noise, tolerance) and last < first,
     }
 
 
@@ -197,11 +195,11 @@ def show(place, document):
     place.say(f"loss: {document['first_loss']:.3f} at first, {document['last_loss']:.3f} at last")
     place.say(
         f"largest difference from plain, of a step: flux {document['largest_difference']:.1e} of the loss, control "
-        f"{document['largest_of_control']:.1e}"
+        f"{document['largest_of_control']:.1e}, allowed {document['tolerance']:.0e}"
     )
     place.say(
         f"... of the mean of a tenth of the steps: flux {document['largest_of_curve']:.1e}, control "
-        f"{document['largest_of_control_curve']:.1e}, allowed {document['tolerance']:.0e}"
+        f"{document['largest_of_control_curve']:.1e}"
     )
     place.say(
         f"step, median: plain {times['plain']:.1f} ms, flux {times['flux']:.1f} ms: "
