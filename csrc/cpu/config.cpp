@@ -108,7 +108,7 @@ Config make_config(Problem const& p) {
   bool const by_rows = p.op == Op::kAgGemm;
   c.order_rank = knobs.same_order ? 0 : p.rank;
   c.pieces = make_pieces(by_rows ? p.rows : c.order.num_tiles(), knobs.parts, by_rows ? c.tile.tile_m : 1);
-  c.interleaved = knobs.same_order ? Pieces{c.pieces.items, c.pieces.items} : c.pieces;
+  c.parts = interleaved_parts(c.pieces, knobs.same_order);
   return c;
 }
 

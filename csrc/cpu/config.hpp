@@ -11,10 +11,10 @@ namespace flux::cpu {
 // see chunk_order.hpp.
 struct Config {
   TileShape tile;
-  TileOrder order;     // of the tiles in a chunk
-  Pieces pieces;       // of a chunk: rows (ag_gemm) or tile positions (gemm_rs)
-  int order_rank;      // whose order of chunks is taken
-  Pieces interleaved;  // gemm_rs: of the tile positions, for rs_item
+  TileOrder order;  // of the tiles in a chunk
+  Pieces pieces;    // of a chunk: rows (ag_gemm) or tile positions (gemm_rs)
+  int order_rank;   // whose order of chunks is taken
+  Pieces parts;     // gemm_rs: of the tile positions, for rs_item
 };
 // The configuration that the problem names, or else the default choice.
 Config make_config(Problem const& problem);

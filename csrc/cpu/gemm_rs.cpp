@@ -47,7 +47,7 @@ void gemm_rs(Problem const& p, Operands const& o, WorkspaceView const& workspace
   auto const work = [&] {
     at::AutoDispatchBelowADInplaceOrView const no_autograd;
     for (int64_t item; (item = next_item.fetch_add(1)) < int64_t{num_tiles} * p.world;) {
-      auto const [step, position] = rs_item(static_cast<int32_t>(item), p.world, config.interleaved);
+      auto const [step, position] = rs_item(static_cast<int32_t>(item), p.world, config.parts);
       int const chunk = rs_chunk(config.order_rank, p.world, step);
       TileRange const range = tile_range(p.rows, p.n, config.tile, config.order.tile_at(position));
       auto const* const x = static_cast<std::byte const*>(o.x) + (chunk * p.rows + range.row) * p.k * size;

@@ -68,7 +68,7 @@ at::Tensor run_alone(Problem const& problem, at::Tensor const& x, at::Tensor con
     args.send = view.send_buffer();
     args.staged = view.region(problem.rank, 0);
     args.tiles_done = control.local.tiles_done[0];
-    args.interleaved = interleaved_parts(*plan);
+    args.parts = interleaved_parts(plan->pieces, plan->choice.same_order);
     check(kernel.gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_rs");
   }
   return y;

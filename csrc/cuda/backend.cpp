@@ -20,11 +20,13 @@ FusedChoice fused_choice(Problem const& problem) {
   return choice;
 }
 
-LaunchPlan plan_of(Problem const& problem, LaunchChoice const& choice) {
+// The pieces of gemm_ar are blocks of y: see ar_results.hpp.
+LaunchPlan plan_of(Op op, Problem const& problem, LaunchChoice const& choice) {
   TileShape const shape = kKernels[choice.kernel].config.shape;
   TileOrder const order = make_tile_order(problem.rows, problem.n, shape, choice.swizzle, choice.along_n);
-  Pieces const pieces = problem.op == Op::kAgGemm ? make_pieces(problem.rows, choice.pieces, 1)
-                                                  : make_pieces(order.num_tiles(), choice.pieces, order.cluster_size());
+  int32_t const granule = op == Op::kGemmAr ? order.tiles_of_block() : order.cluster_size();
+  Pieces const pieces = op == Op::kAgGemm ? make_pieces(problem.rows, choice.pieces, 1)
+                                          : make_pieces(order.num_tiles(), choice.pieces, granule);
   return {choice, order, pieces, rs_tile_bytes(shape.tile_m, shape.tile_n, element_size(problem.dtype))};
 }
 
@@ -37,7 +39,7 @@ LaunchPlan launch_plan(Problem const& problem) {
     return plan;
   }
   bool const ar = problem.op == Op::kGemmAr;
-  return plan_of(ar ? section_problem(problem, choice.many_rows.sections) : problem, choice.many_rows);
+  return plan_of(problem.op, ar ? section_problem(problem, choice.many_rows.sections) : problem, choice.many_rows);
 }
 
 std::string why_not_this_gpu() {

@@ -1,6 +1,6 @@
 // gemm_ar on CUDA, for many rows: a gemm_rs of several sections; the copy engine pushes finished partials to their
-// owners, and the own chunk of a section, once it is reduced, to all peers, while the kernel computes the next
-// sections. At the end the peers' chunks go from the region into y.
+// owners, and each piece of the own chunk of a section, once it is reduced, to all peers, while the kernel computes
+// what comes next. At the end the peers' chunks go from the region into y.
 
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/util/Exception.h>
@@ -21,66 +21,68 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   int32_t const per_chunk = plan.order.num_tiles();
   int64_t const num_tiles = int64_t{sections} * per_chunk, size = element_size(problem.dtype);
   Problem const chunk = section_problem(problem, sections);
-  int64_t const chunk_bytes = chunk.rows * problem.n * size;
   TORCH_INTERNAL_ASSERT(view.layout.region_bytes >=
                             ar_two_shot_bytes(world, num_tiles, plan.tile_bytes, problem.rows, problem.n, size) &&
                         view.layout.send_bytes >= rs_region_bytes(world, num_tiles, plan.tile_bytes));
   Call call(workspace, problem, info, stream, BegunBy::kGemm);
   auto* const done = view.control(rank).local.tiles_done;
   auto* const y = static_cast<std::byte*>(operands.y);
-  auto const chunk_offset = [&](int section, int owner) {
-    return ar_chunk_index({section, owner}, world) * chunk_bytes;
-  };
-  int64_t const results = ar_results_offset(world, num_tiles, plan.tile_bytes);
+  int64_t const results_offset = ar_results_offset(world, num_tiles, plan.tile_bytes);
+  TileShape const tile = kKernels[plan.choice.kernel].config.shape;
+  ArResults const results{rank,       world,       sections,    chunk.rows,        problem.n * size,
+                          plan.order, plan.pieces, tile.tile_m, tile.tile_n * size};
 
   auto args = kernel_args<GemmRsArgs>(chunk, plan, operands, call);
   args.x = operands.x;
-  args.y = y + chunk_offset(0, rank);
+  args.y = y + results.offset({0, rank}, {});
   args.y_stride = world * chunk.rows * problem.n;
   args.counts_own = true;
   args.replayed.items = 0;  // the call ends when all is collected
   args.send = view.send_buffer();
   args.staged = view.region(rank, call.parity());
   args.tiles_done = done[0];
+  args.parts = plan.pieces;
+
+  auto const push_partials = [&](int section) {
+    for (int i = 0; i < world * num_pieces; ++i) {
+      auto const [step, piece] = rs_piece(i, world, plan.pieces, args.parts);
+      int const owner = rs_chunk(rank, world, step), number = section * num_pieces + piece;
+      if (owner == rank) continue;
+      int64_t const begin = int64_t{section} * per_chunk + plan.pieces.begin(piece);
+      int32_t const tiles = plan.pieces.size(piece);
+      auto const offset = [&](int slot) { return rs_tile_offset(slot, begin, num_tiles, plan.tile_bytes); };
+      call.push_tiles(&done[owner][number], tiles,
+                      view.region(owner, call.parity()) + offset(rs_slot(owner, world, rank)),
+                      view.send_buffer() + offset(rs_slot(rank, world, owner)), tiles * plan.tile_bytes,
+                      call.arrived(owner, rank) + number);
+    }
+  };
+  auto const push_results = [&](int section) {
+    for (int piece = 0; piece < num_pieces; ++piece) {
+      ArBlock const block = results.block(piece);
+      int64_t const offset = results.offset({section, rank}, block);
+      call.take_tiles(&done[rank][section * num_pieces + piece], plan.pieces.size(piece));
+      for (int i = 0; i < world - 1; ++i) {
+        int const peer = ag_push_peer(rank, world, i);
+        call.push_rows(view.region(peer, call.parity()) + results_offset + offset, y + offset, results.row_bytes,
+                       block.width, block.rows, call.arrived(peer, rank) + results.signal(section, piece));
+      }
+    }
+  };
 
   call.fork();
   check(kLaunchers[plan.choice.kernel].gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_ar");
-  for (int step = 0; step < sections * world; ++step) {
-    auto const [section, owner] = ar_chunk(rank, world, sections, step);
-    if (owner == rank) {
-      uint32_t* const counter = &done[rank][section * num_pieces];
-      call.take_tiles(counter, per_chunk);
-      for (int i = 0; i < world - 1; ++i) {
-        int const peer = ag_push_peer(rank, world, i);
-        call.push(view.region(peer, call.parity()) + results + chunk_offset(section, rank),
-                  y + chunk_offset(section, rank), chunk_bytes,
-                  call.arrived(peer, rank) + sections * num_pieces + section);
-      }
-      continue;
-    }
-    for (int piece = 0; piece < num_pieces; ++piece) {
-      int const number = section * num_pieces + piece;
-      int64_t const begin = int64_t{section} * per_chunk + plan.pieces.begin(piece);
-      int32_t const tiles = plan.pieces.size(piece);
-      call.push_tiles(
-          &done[owner][number], tiles,
-          view.region(owner, call.parity()) +
-              rs_tile_offset(rs_slot(owner, world, rank), begin, num_tiles, plan.tile_bytes),
-          view.send_buffer() + rs_tile_offset(rs_slot(rank, world, owner), begin, num_tiles, plan.tile_bytes),
-          tiles * plan.tile_bytes, call.arrived(owner, rank) + number);
-    }
+  for (int section = 0; section < sections; ++section) {  // in the order of ar_item
+    push_partials(section);
+    if (section > 0) push_results(section - 1);
   }
-  call.join();
-  Collect const collect{rank,
-                        world,
-                        sections,
-                        sections * num_pieces,
-                        chunk_bytes,
-                        reinterpret_cast<uint8_t const*>(view.region(rank, call.parity()) + results),
-                        reinterpret_cast<uint8_t*>(y)};
-  check(stream_collect(stream, call.wait(), call.replayed(), call.arrived(rank, 0), collect,
+  push_results(sections - 1);
+  // Before the join: what has come already is copied while the last pieces go out.
+  check(stream_collect(stream, call.wait(), call.replayed(), call.arrived(rank, 0), results,
+                       view.region(rank, call.parity()) + results_offset, y,
                        at::cuda::getCurrentDeviceProperties()->multiProcessorCount),
         "collecting the reduced rows");
+  call.join();
 }
 
 }  // namespace flux::cuda

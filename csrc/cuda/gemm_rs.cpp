@@ -27,27 +27,21 @@ void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   args.send = view.send_buffer();
   args.staged = view.region(problem.rank, call.parity());
   args.tiles_done = local.tiles_done[0];
-  args.interleaved = interleaved_parts(plan);
+  args.parts = interleaved_parts(plan.pieces, plan.choice.same_order);
 
   call.fork();
   // First the kernel: its counters are what the side stream waits for.
   check(kLaunchers[plan.choice.kernel].gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_rs");
-  auto const push = [&](int step, int piece) {
+  for (int i = 0; i < problem.world * plan.pieces.count(); ++i) {
+    auto const [step, piece] = rs_piece(i, problem.world, plan.pieces, args.parts);
     int const peer = rs_chunk(args.order_rank, problem.world, step);
-    if (peer == problem.rank) return;
+    if (peer == problem.rank) continue;
     int32_t const begin = plan.pieces.begin(piece), tiles = plan.pieces.size(piece);
     auto const offset = [&](int slot) { return rs_tile_offset(slot, begin, num_tiles, plan.tile_bytes); };
     call.push_tiles(&local.tiles_done[peer][piece], tiles,
                     view.region(peer, call.parity()) + offset(rs_slot(peer, problem.world, problem.rank)),
                     view.send_buffer() + offset(rs_slot(problem.rank, problem.world, peer)), tiles * plan.tile_bytes,
                     call.arrived(peer, problem.rank) + piece);
-  };
-  // In the order of the kernel: an interleaved part is one piece, or all.
-  int const pieces_of_part = plan.pieces.count() / args.interleaved.count();
-  for (int first = 0; first < plan.pieces.count(); first += pieces_of_part) {
-    for (int step = 0; step < problem.world; ++step) {
-      for (int piece = first; piece < first + pieces_of_part; ++piece) push(step, piece);
-    }
   }
   call.join();
 }

@@ -19,11 +19,6 @@ struct LaunchPlan {
   ExchangeForm form{};
 };
 
-// The parts of a chunk that gemm_rs interleaves with those of other chunks: see rs_item.
-inline Pieces interleaved_parts(LaunchPlan const& plan) {
-  return plan.choice.same_order ? Pieces{plan.pieces.items, plan.pieces.items} : plan.pieces;
-}
-
 // Runs any op by a kernel for few rows (csrc/kernels/few_rows.cuh).
 void run_few_rows(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
                   CallInfo const& info);

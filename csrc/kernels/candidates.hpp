@@ -26,7 +26,7 @@ inline int64_t largest_rs_region_bytes(Problem const& problem) {
 // Walks and pieces matter by a few per cent each, and hardly depend on each other: pieces are varied with one walk. But
 // where a gemm_rs interleaves the chunks of several peers, pieces that are bands of columns save reading the weight
 // again (rs_item); along N they are that where a chunk is one stripe, and then the faster ones of the small tiles.
-inline std::vector<LaunchChoice> launch_candidates(Problem const& problem, bool interleaved) {
+inline std::vector<LaunchChoice> launch_candidates(Problem const& problem, bool interleaved, int most_pieces = 4) {
   struct Walk {
     int swizzle;
     bool along_n;
@@ -50,7 +50,7 @@ inline std::vector<LaunchChoice> launch_candidates(Problem const& problem, bool 
   for (int kernel = 0; kernel < kNumKernels; ++kernel) {
     if (cost(kernel) * 100 > best * (100 + kSlackPercent)) continue;
     for (Walk const walk : kWalks) add({kernel, walk.swizzle, walk.along_n, model.pieces});
-    for (int const pieces : {1, 2, 4}) {
+    for (int pieces = 1; pieces <= most_pieces; pieces *= 2) {
       TileShape const shape = kKernels[kernel].config.shape;
       bool const one_stripe = problem.rows <= int64_t{kWalks[0].swizzle} * shape.tile_m * shape.cluster_m;
       bool const along_n = ag || (interleaved && shape.tile_n == 128 && one_stripe);

@@ -91,6 +91,9 @@ inline bool takes_sections(Problem const& problem, int sections) {
   return sections == kMostArSections && problem.rows % (kRowsOfMostSections * problem.world) == 0;
 }
 
+// Of a section: a chunk of partials and one of results have a signal for each piece.
+inline int most_ar_pieces(int sections) { return kMaxPieces / (2 * sections); }
+
 // The most whose chunks the copy engine still sends at full speed: at the end of a gemm_ar one of them is under way.
 inline int choose_sections(Problem const& problem) {
   int sections = kMostArSections;
@@ -161,7 +164,8 @@ inline std::string why_not_fused_choice(Problem const& problem, FusedChoice cons
     return "the kernels for many rows take an M that is a multiple of TP x sections = " +
            std::to_string(many.sections * problem.world);
   }
-  if (!takes_sections(problem, many.sections) || many.sections * (many.pieces + 1) > kMaxPieces) {
+  if (many.same_order) return "gemm_ar has no configuration of one order for all ranks";
+  if (!takes_sections(problem, many.sections) || many.pieces > most_ar_pieces(many.sections)) {
     return std::to_string(many.sections) + " sections of " + std::to_string(many.pieces) + " pieces are more than " +
            std::to_string(kMostArSections / 2) + " (" + std::to_string(kMostArSections) + " where M is a multiple of " +
            std::to_string(kRowsOfMostSections) + " x TP), or need more than " + std::to_string(kMaxPieces) + " signals";
@@ -272,10 +276,10 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
       for (ExchangeForm const form : forms) add({kernel, {}, form});
     }
   };
+  bool const interleaved = problem.op != Op::kAgGemm && problem.world > 2;
   if (problem.op != Op::kGemmAr) {
     bool const few_first = total_rows(problem) <= kFewRowsFirst || !why_fused_is_slower(problem).empty();
     if (few_first) add_few_rows();
-    bool const interleaved = problem.op == Op::kGemmRs && problem.world > 2;
     for (LaunchChoice const& launch : launch_candidates(problem, interleaved)) add({-1, launch, {}});
     if (!few_first) add_few_rows();
     return candidates;
@@ -284,11 +288,12 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
   if (few_first) add_few_rows();
   for (int const sections : {choose_sections(problem), 1, 2, 4, kMostArSections}) {
     if (problem.rows % (int64_t{sections} * problem.world) != 0) continue;
-    for (LaunchChoice launch : launch_candidates(chunks_problem(problem, sections), /*interleaved=*/false)) {
+    int const most_pieces = most_ar_pieces(sections);
+    for (LaunchChoice launch : launch_candidates(chunks_problem(problem, sections), interleaved, most_pieces)) {
       FusedChoice choice = many_rows_choice(problem, sections);
       if (launch.kernel != choice.many_rows.kernel && launch.swizzle != 1) continue;
       launch.sections = sections;
-      launch.pieces = std::min(launch.pieces, kMaxPieces / sections - 1);
+      launch.pieces = std::min(launch.pieces, most_pieces);
       choice.many_rows = launch;
       add(choice);
     }

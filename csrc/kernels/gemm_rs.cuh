@@ -33,7 +33,7 @@ cudaError_t launch_gemm_rs_kernel(GemmRsArgs const& args, cudaStream_t stream) {
   arguments.epilogue.dD = {args.n, cute::_1{}, args.y_stride};
   arguments.epilogue.bias = static_cast<Element const*>(args.bias);
   int const per_cluster = Cfg::kShape.cluster_m * Cfg::kShape.cluster_n;
-  arguments.scheduler.interleaved = {args.interleaved.items / per_cluster, args.interleaved.per_piece / per_cluster};
+  arguments.scheduler.parts = {args.parts.items / per_cluster, args.parts.per_piece / per_cluster};
   RsTransport& transport = arguments.epilogue.transport;
   transport.rank = args.rank;
   transport.world = args.world;

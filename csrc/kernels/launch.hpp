@@ -44,13 +44,13 @@ struct GemmRsArgs {
   void const* bias;
   void* y;  // [rows, n] of each section, y_stride elements apart
   int64_t y_stride;
-  bool counts_own;       // tiles_done[rank] counts the tiles of y
+  bool counts_own;       // tiles_done[rank] counts the tiles of y, too
   void* send;            // [slot of the destination][section][tile position][tile]
   void const* staged;    // [slot of the source][section][tile position][tile]
   uint32_t* tiles_done;  // [destination][kMaxPieces], counts tiles; a piece's number is section * pieces + piece
   Epoch const* arrived;  // [source][kMaxPieces]
   Pieces pieces;         // of the tile positions of a chunk
-  Pieces interleaved;    // the parts of a chunk that rs_item interleaves; no items: the order is that of ar_chunk
+  Pieces parts;          // of the tile positions of a chunk, which ar_item interleaves with those of other chunks
   int swizzle;
   bool along_n;
   SignalWait wait;

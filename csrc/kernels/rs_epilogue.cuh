@@ -120,7 +120,7 @@ class RsEpilogue : public Stock_ {
     if (cute::elect_one_sync()) fill(pipeline, state, t.offset(0, section, position, kTileBytes), storage);
     __syncwarp();
     state.advance(kPerTile * (t.world - 1));
-    if (t.counts_own) count(pipeline, owner, t.piece(section, 0));
+    if (t.counts_own) count(pipeline, owner, piece);
     return state;
   }
 

@@ -1,8 +1,7 @@
 #pragma once
-// The persistent tile scheduler of CUTLASS with the order of schedule/: of the chunks (chunk_order.hpp), of their
-// pieces where they are interleaved (rs_item), and of the tiles in a chunk (tile_order.hpp). The chunk is the
-// batch mode L of the problem, so a tile never straddles two ranks and a ragged M / TP is the ordinary residue of a
-// batch.
+// The persistent tile scheduler of CUTLASS with the order of schedule/: of the chunks and their parts (chunk_order.hpp,
+// ar_item), and of the tiles in a chunk (tile_order.hpp). The chunk is the batch mode L of the problem, so a tile never
+// straddles two ranks and a ragged M / TP is the ordinary residue of a batch.
 
 #include "cutlass/cutlass.h"
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
@@ -28,13 +27,8 @@ struct AgOrder {
 struct RsOrder {
   template <class Params>
   FLUX_HD static ChunkWork at(Params const& p, int32_t index) {
-    int32_t const per_chunk = p.order.num_clusters();
-    if (p.interleaved.items > 0) {
-      RsItem const work = rs_item(index, p.world, p.interleaved);
-      return {rs_chunk(p.rank, p.world, work.step), work.item};
-    }
-    int const step = index / per_chunk;
-    return {ar_chunk_index(ar_chunk(p.rank, p.world, p.sections, step), p.world), index - step * per_chunk};
+    ArItem const work = ar_item(index, p.rank, p.world, p.sections, p.parts);
+    return {ar_chunk_index(work.chunk, p.world), work.item};
   }
 };
 
@@ -54,13 +48,13 @@ class ChunkedTileScheduler : public cutlass::gemm::kernel::detail::PersistentTil
   struct Arguments : Stock::Arguments {
     int rank = 0, world = 1, sections = 1;  // there are world * sections chunks
     TileOrder order{};
-    Pieces interleaved{0, 1};  // of the clusters of a chunk, for rs_item; no items: the order of ar_chunk
+    Pieces parts{0, 1};  // of the clusters of a chunk, for ar_item
   };
 
   struct Params : StockParams {
     int rank = 0, world = 1, sections = 1;
     TileOrder order{};
-    Pieces interleaved{0, 1};
+    Pieces parts{0, 1};
   };
 
   template <class ProblemShape, class TileShapeT, class ClusterShapeT>
@@ -75,7 +69,7 @@ class ChunkedTileScheduler : public cutlass::gemm::kernel::detail::PersistentTil
     params.world = args.world;
     params.sections = args.sections;
     params.order = args.order;
-    params.interleaved = args.interleaved;
+    params.parts = args.parts;
     return params;
   }
 

@@ -11,7 +11,8 @@
 //   rank 1 computes                       P0: 2.0 0.0   P1: 2.1 0.1   O0: 1.0   O1: 1.1
 //   4 sections, any rank                  P0  P1  O0  P2  O1  P3  O2  O3
 //
-// P: a section's chunks of the peers, next rank first, one after the other (chunk_order.hpp); O: the own chunk. O of a
+// P: a section's chunks of the peers, next rank first, one after the other (chunk_order.hpp), or interleaved piece by
+// piece where they travel in pieces (rs_item), as the results of the own chunk, O, then do, too. O of a
 // section comes after P of the next one: by then the peers' partials have had the time of a section's products to come.
 // While a section is reduced and sent around, the next ones are computed. No order of waits is a circle: O of section s
 // waits for P of section s on other ranks, before which they wait for nothing but O of earlier sections.
@@ -19,6 +20,7 @@
 // The one-shot form has no chunks: every rank sends all of its partial to all ranks and adds up all rows itself.
 
 #include "schedule/chunk_order.hpp"
+#include "schedule/tile_order.hpp"
 #include "schedule/workspace_layout.hpp"
 
 namespace flux {
@@ -41,6 +43,23 @@ FLUX_HD ArChunk ar_chunk(int rank, int world, int sections, int step) {
 }
 FLUX_HD int ar_own_step(int world, int sections, int section) {
   return section == sections - 1 ? sections * world - 1 : (section + 2) * world - 2;
+}
+
+// The same item by item, as a kernel goes through them: P interleaves the parts of its chunks as gemm_rs does.
+struct ArItem {
+  ArChunk chunk;
+  int32_t item;
+};
+FLUX_HD ArItem ar_item(int32_t index, int rank, int world, int sections, Pieces const& parts) {
+  auto const of_peers = [&](int section, int32_t in_turn) {
+    RsItem const work = rs_item(in_turn, world, parts);
+    return ArItem{{section, rs_chunk(rank, world, work.step)}, work.item};
+  };
+  int32_t const of_p = (world - 1) * parts.items;
+  if (index < of_p) return of_peers(0, index);
+  int32_t const turn = (index - of_p) / (of_p + parts.items), in_turn = index - of_p - turn * (of_p + parts.items);
+  if (turn == sections - 1) return {{turn, rank}, in_turn};
+  return in_turn < of_p ? of_peers(turn + 1, in_turn) : ArItem{{turn, rank}, in_turn - of_p};
 }
 
 constexpr int kMaxSections = kMaxPieces / 2;  // of two signals each

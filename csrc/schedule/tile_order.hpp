@@ -65,6 +65,14 @@ struct TileOrder {
     return {c.m * cluster_m + dm, c.n * cluster_n + dn};
   }
 
+  // The fewest tiles, counted from a multiple of them on, that make up a block of whole rows or columns of the chunk: a
+  // stripe, or one step of its walk if there is but one.
+  FLUX_HD int32_t tiles_of_block() const {
+    int32_t const major_size = along_n ? clusters_n : clusters_m;
+    int32_t const minor_size = along_n ? clusters_m : clusters_n;
+    return cluster_size() * (minor_size <= swizzle ? minor_size : swizzle * major_size);
+  }
+
   FLUX_HD int32_t position_of(Tile tile) const {
     Tile const c{tile.m / cluster_m, tile.n / cluster_n};
     int32_t const dm = tile.m - c.m * cluster_m;
@@ -125,13 +133,30 @@ struct RsItem {
   int step;      // of rs_chunk
   int32_t item;  // of the chunk
 };
-FLUX_HD RsItem rs_item(int32_t index, int world, Pieces const& pieces) {
-  int32_t const of_own = index - (world - 1) * pieces.items;
+// `parts`: what is interleaved, from interleaved_parts.
+FLUX_HD RsItem rs_item(int32_t index, int world, Pieces const& parts) {
+  int32_t const of_own = index - (world - 1) * parts.items;
   if (of_own >= 0) return {world - 1, of_own};
-  int32_t const of_all = (world - 1) * pieces.per_piece;  // a piece of each peer's chunk
-  int32_t const piece = index / of_all, in_all = index - piece * of_all;
-  int32_t const step = in_all / pieces.size(piece);
-  return {step, pieces.begin(piece) + in_all - step * pieces.size(piece)};
+  int32_t const of_all = (world - 1) * parts.per_piece;  // a part of each peer's chunk
+  int32_t const part = index / of_all, in_all = index - part * of_all;
+  int32_t const step = in_all / parts.size(part);
+  return {step, parts.begin(part) + in_all - step * parts.size(part)};
+}
+// A part is a piece; where all ranks take the order of one (kSameOrder), it is the whole chunk.
+FLUX_HD Pieces interleaved_parts(Pieces const& pieces, bool same_order) {
+  return same_order ? Pieces{pieces.items, pieces.items} : pieces;
+}
+
+// The order in which rs_item completes pieces; index in [0, world * pieces.count()). In the last step it is the own
+// chunk's, unless all ranks take the order of one.
+struct RsPiece {
+  int step;  // of rs_chunk
+  int piece;
+};
+FLUX_HD RsPiece rs_piece(int index, int world, Pieces const& pieces, Pieces const& parts) {
+  int const of_part = pieces.count() / parts.count();
+  int const part = index / (world * of_part), in_all = index - part * world * of_part;
+  return {in_all / of_part, part * of_part + in_all % of_part};
 }
 
 }  // namespace flux

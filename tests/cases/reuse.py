@@ -138,11 +138,12 @@ def short_k(ctx, rounds):
     findings, results = Findings(), []
     # Those for many rows: the names of the others begin with digits.
     kernels = [name for name in extension.module.config_names("cuda").split() if name[0] in "cp"]
-    knobs = [
-        (op, f"fused:{kernel}/m1/p{pieces}") for op in ("gemm_rs", "gemm_ar") for kernel in kernels for pieces in (1, 5)
-    ]
-    for op, config in knobs:
-        strategy = config if op == "gemm_rs" else f"{config}/s2"
+    knobs = {
+        "gemm_rs": ("m1/p1", "m1/p5"),
+        # Each piece of a result is a block of rows or of columns: as many as the walk has, of all sizes.
+        "gemm_ar": ("m1/p1/s2", "m1/p4/s2", "n4/p8/s1", "m4/p3/s2", "n1/p2/s4"),
+    }
+    for op, strategy in [(op, f"fused:{kernel}/{k}") for op in knobs for k in knobs[op] for kernel in kernels]:
         case = Case(op, 1000 if op == "gemm_rs" else 1024 * ctx.world, 4104, 64, seed=len(results), dtype=BF16)
         operands = make(ctx, case)
         results.append((strategy, operands, [call(operands, strategy=strategy) for _ in range(rounds)]))

@@ -4,7 +4,9 @@
 
 #include <set>
 #include <utility>
+#include <vector>
 
+#include "schedule/ar_results.hpp"
 #include "schedule/tile_order.hpp"
 #include "schedule_test.hpp"
 
@@ -100,6 +102,78 @@ void ar_own_steps_are_those_of_the_order() {
   }
 }
 
+// Each section's peers by piece, and the own chunk where ar_chunk has it.
+void ar_items_follow_the_order_of_the_chunks() {
+  for (int world : {1, 2, 3, 4, 16}) {
+    for (int sections : {1, 2, 3, kMaxSections}) {
+      for (int wanted : {1, 2, 3}) {
+        Pieces const parts = make_pieces(12, wanted, 1);
+        for (int rank = 0; rank < world; rank += 1 + world / 3) {
+          int32_t index = 0;
+          auto const expect = [&](ArChunk chunk, int32_t item) {
+            ArItem const got = ar_item(index, rank, world, sections, parts);
+            CHECK(got.chunk.section == chunk.section && got.chunk.owner == chunk.owner && got.item == item,
+                  "rank %d of %d, %d sections, %d parts: %d is %d.%d %d, not %d.%d %d", rank, world, sections,
+                  parts.count(), index, got.chunk.owner, got.chunk.section, got.item, chunk.owner, chunk.section, item);
+            ++index;
+          };
+          for (int step = 0; step < sections * world;) {
+            ArChunk const chunk = ar_chunk(rank, world, sections, step);
+            if (chunk.owner == rank) {
+              for (int i = 0; i < parts.items; ++i) expect(chunk, i);
+              ++step;
+              continue;
+            }
+            for (int i = 0; i < (world - 1) * parts.items; ++i) {
+              RsItem const work = rs_item(i, world, parts);
+              expect(ar_chunk(rank, world, sections, step + work.step), work.item);
+            }
+            step += world - 1;
+          }
+          CHECK(index == sections * world * parts.items, "%d items", index);
+        }
+      }
+    }
+  }
+}
+
+// Every byte of y is in one block of one chunk; signals are distinct, behind those of the partials.
+void ar_results_cover_y_once() {
+  for (int world : {2, 3}) {
+    for (int sections : {1, 2}) {
+      for (int wanted : {1, 2, 4}) {
+        for (bool along_n : {false, true}) {
+          for (int swizzle : {1, 2, 8}) {
+            int64_t const chunk_rows = 37, row_bytes = 24 * 16;
+            TileShape const tile{8, 5, 2, 1};  // columns: 16 bytes each
+            TileOrder const order = make_tile_order(chunk_rows, row_bytes / 16, tile, swizzle, along_n);
+            Pieces const pieces = make_pieces(order.num_tiles(), wanted, order.tiles_of_block());
+            ArResults const results{0,     world,  sections,    chunk_rows,      row_bytes,
+                                    order, pieces, tile.tile_m, 16 * tile.tile_n};
+            std::vector<int> times(world * sections * chunk_rows * row_bytes / 16);
+            std::set<int> signals;
+            for (int section = 0; section < sections; ++section) {
+              for (int piece = 0; piece < pieces.count(); ++piece) {
+                int const signal = results.signal(section, piece);
+                CHECK(signal >= sections * pieces.count() && signal < kMaxPieces && signals.insert(signal).second,
+                      "signal %d", signal);
+                ArBlock const block = results.block(piece);
+                for (int owner = 0; owner < world; ++owner) {
+                  for (int64_t row = 0; row < block.rows; ++row) {
+                    int64_t const at = results.offset({section, owner}, block) + row * row_bytes;
+                    for (int64_t i = 0; i < block.width / 16; ++i) ++times[at / 16 + i];
+                  }
+                }
+              }
+            }
+            for (int const count : times) CHECK(count == 1, "%d pieces: 16 bytes of y %d times", pieces.count(), count);
+          }
+        }
+      }
+    }
+  }
+}
+
 void turns_are_counted() {
   for (int32_t count : {1, 2, 5, 66}) {
     for (int32_t c = 0; c < count; ++c) {
@@ -183,6 +257,8 @@ std::vector<Test> ar_tests() {
       TEST(ar_steps_visit_every_chunk_once),
       TEST(ar_own_chunks_come_a_section_later),
       TEST(ar_own_steps_are_those_of_the_order),
+      TEST(ar_items_follow_the_order_of_the_chunks),
+      TEST(ar_results_cover_y_once),
       TEST(turns_are_counted),
       TEST(ar_order_matches_the_picture),
       TEST(ar_signals_are_distinct),

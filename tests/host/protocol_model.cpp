@@ -47,24 +47,24 @@ void Builder::gemm_of_partials(Context const& c) {
 }
 
 void Builder::push_partials(Context const& c, std::vector<Guard> guards) {
-  for (int p = 0; p < c.call.pieces; ++p) {
-    for (int s = 0; s < world_ - 1; ++s) {
-      int const dest = rs_chunk(c.rank, world_, s);
-      if (p == 0) add_wait_per_peer(c, dest, guards);
-      Var const count = tiles_done_[c.rank][dest][p];
-      if (residency() && c.call.device_counted) {
-        add_step(push(c.rank), c, "start the kernel that waits for a count", {at_most(resident_[c.rank], 0)}, {});
-      }
-      guards.push_back(at_least(count, c.pieces.size(p) - (s_.change == Change::kTooFewTiles ? 1 : 0)));
-      int bits = 0;
-      for (int t = c.pieces.begin(p); t < c.pieces.begin(p) + c.pieces.size(p); ++t) bits |= send_bit(c, dest, t);
-      send_piece(c, dest, p, rs_slot(dest, world_, c.rank) * max_pieces_ + p, std::move(guards),
-                 {on(Effect::kExpect, send_[c.rank], c.tag, bits)});
-      guards.clear();
-      if (s_.change == Change::kNoReset) continue;
-      std::string const piece = "piece " + std::to_string(p) + " for " + rank(dest);
-      add_step(push(c.rank), c, "reset the count of " + piece, {}, {set(count, 0)});
+  for (int i = 0; i < world_ * c.call.pieces; ++i) {
+    auto const [step, p] = rs_piece(i, world_, c.pieces, c.pieces);
+    int const dest = rs_chunk(c.rank, world_, step);
+    if (dest == c.rank) continue;
+    if (p == 0) add_wait_per_peer(c, dest, guards);
+    Var const count = tiles_done_[c.rank][dest][p];
+    if (residency() && c.call.device_counted) {
+      add_step(push(c.rank), c, "start the kernel that waits for a count", {at_most(resident_[c.rank], 0)}, {});
     }
+    guards.push_back(at_least(count, c.pieces.size(p) - (s_.change == Change::kTooFewTiles ? 1 : 0)));
+    int bits = 0;
+    for (int t = c.pieces.begin(p); t < c.pieces.begin(p) + c.pieces.size(p); ++t) bits |= send_bit(c, dest, t);
+    send_piece(c, dest, p, rs_slot(dest, world_, c.rank) * max_pieces_ + p, std::move(guards),
+               {on(Effect::kExpect, send_[c.rank], c.tag, bits)});
+    guards.clear();
+    if (s_.change == Change::kNoReset) continue;
+    std::string const piece = "piece " + std::to_string(p) + " for " + rank(dest);
+    add_step(push(c.rank), c, "reset the count of " + piece, {}, {set(count, 0)});
   }
 }
 

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "schedule/chunk_order.hpp"
@@ -284,6 +285,34 @@ void rs_items_go_piece_by_piece_own_chunk_last() {
   }
 }
 
+// A piece is done when its last item is: rs_piece names them in that order. Those of the last step it names besides.
+void rs_pieces_are_named_in_the_order_of_their_items() {
+  for (int world : {1, 2, 3, 8}) {
+    for (int64_t items : {1, 5, 12, 64}) {
+      for (int wanted : {1, 2, 3, 16}) {
+        for (bool same_order : {false, true}) {
+          Pieces const pieces = make_pieces(items, wanted, 1), parts = interleaved_parts(pieces, same_order);
+          std::vector<std::pair<int, int>> done, named;
+          std::set<int> last;
+          for (int32_t index = 0; index < (world - 1) * items; ++index) {
+            auto const [step, item] = rs_item(index, world, parts);
+            int const piece = pieces.piece_of(item);
+            if (item + 1 == pieces.begin(piece) + pieces.size(piece)) done.emplace_back(step, piece);
+          }
+          for (int i = 0; i < world * pieces.count(); ++i) {
+            auto const [step, piece] = rs_piece(i, world, pieces, parts);
+            if (step < world - 1) named.emplace_back(step, piece);
+            if (step == world - 1) last.insert(piece);
+          }
+          CHECK(named == done, "world %d, %ld items, %d pieces, %d parts", world, long(items), pieces.count(),
+                parts.count());
+          CHECK(int(last.size()) == pieces.count(), "world %d: %zu of the last chunk's pieces", world, last.size());
+        }
+      }
+    }
+  }
+}
+
 // A kernel walks by clusters of tiles, the copy engine by pieces of tiles: clusters go as their tiles do.
 void rs_items_of_clusters_go_as_their_tiles() {
   for (int world : {2, 3, 8}) {
@@ -347,6 +376,37 @@ void large_tile_grids_do_not_overflow() {
   }
 }
 
+void blocks_of_tiles_are_whole_rows_or_columns() {
+  for (int clusters_m : {1, 2, 5, 8}) {
+    for (int clusters_n : {1, 3, 8}) {
+      for (TileShape const& shape : {TileShape{1, 1, 1, 1}, TileShape{1, 1, 2, 1}, TileShape{1, 1, 1, 2}}) {
+        for (int swizzle : {1, 2, 4, 64}) {
+          for (bool along_n : {false, true}) {
+            TileOrder const order = make_tile_order(int64_t{clusters_m} * shape.cluster_m,
+                                                    int64_t{clusters_n} * shape.cluster_n, shape, swizzle, along_n);
+            int const stripes = ceil_div(along_n ? clusters_m : clusters_n, swizzle);
+            Pieces const blocks = make_pieces(order.num_tiles(), order.num_tiles(), order.tiles_of_block());
+            CHECK(blocks.count() == (stripes > 1 ? stripes
+                                     : along_n   ? clusters_n
+                                                 : clusters_m),
+                  "%d blocks of %d x %d", blocks.count(), clusters_m, clusters_n);
+            for (int b = 0; b < blocks.count(); ++b) {
+              Tile const first = order.tile_at(blocks.begin(b));
+              Tile const last = order.tile_at(blocks.begin(b) + blocks.size(b) - 1);
+              CHECK((last.m - first.m + 1) * (last.n - first.n + 1) == blocks.size(b), "block %d is no rectangle", b);
+              for (int i = blocks.begin(b); i < blocks.begin(b) + blocks.size(b); ++i) {
+                Tile const tile = order.tile_at(i);
+                CHECK(first.m <= tile.m && tile.m <= last.m && first.n <= tile.n && tile.n <= last.n,
+                      "tile (%d, %d) is not in block %d", tile.m, tile.n, b);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 std::vector<Test> order_tests() {
   return {
       TEST(ag_chunks_are_a_permutation_own_first),
@@ -362,9 +422,11 @@ std::vector<Test> order_tests() {
       TEST(pieces_cover_every_item_once),
       TEST(pieces_of_many_items_do_not_overflow),
       TEST(rs_items_go_piece_by_piece_own_chunk_last),
+      TEST(rs_pieces_are_named_in_the_order_of_their_items),
       TEST(rs_items_of_clusters_go_as_their_tiles),
       TEST(rs_items_of_many_tiles_do_not_overflow),
       TEST(large_tile_grids_do_not_overflow),
+      TEST(blocks_of_tiles_are_whole_rows_or_columns),
   };
 }
 
