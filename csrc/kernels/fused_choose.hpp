@@ -56,9 +56,7 @@ inline bool parse_fused_choice(Op op, std::string const& text, FusedChoice* choi
   return choice->many_rows.sections >= 1 && choice->name(op) == text;
 }
 
-constexpr int kMostArSections = 8;
-constexpr int64_t kTallestCluster = 512;                                    // rows, of any kernel for many rows
-constexpr int64_t kRowsOfMostSections = kMostArSections * kTallestCluster;  // of M / TP, or a multiple
+constexpr int kMostArSections = 4;
 
 // With fewer, the chunks of the ranks are mostly padding.
 inline int64_t least_many_rows(int world) { return int64_t{128} * world; }
@@ -78,32 +76,15 @@ inline Problem chunks_problem(Problem const& problem, int sections) {
   return chunks;
 }
 
-// Whether a gemm_ar may have so many sections: more than half of the most only if no kernel's tiles pad their chunks,
-// as then they need no more memory than one section does.
-inline bool takes_sections(Problem const& problem, int sections) {
-  static_assert([] {
-    for (KernelRow const& row : kKernels) {
-      if (kTallestCluster % (row.config.shape.tile_m * row.config.shape.cluster_m) != 0) return false;
-    }
-    return true;
-  }());
-  if (sections <= kMostArSections / 2) return true;
-  return sections == kMostArSections && problem.rows % (kRowsOfMostSections * problem.world) == 0;
-}
-
 // Of a section: a chunk of partials and one of results have a signal for each piece.
 inline int most_ar_pieces(int sections) { return kMaxPieces / (2 * sections); }
 
-// The most whose chunks the copy engine still sends at full speed: at the end of a gemm_ar one of them is under way.
+// One, or two where the chunks of each are still sent at full speed: the first's results travel early, and more sections
+// would read the weight more often.
 inline int choose_sections(Problem const& problem) {
-  int sections = kMostArSections;
-  auto const suits = [&] {
-    bool const whole = problem.rows % (int64_t{sections} * problem.world) == 0;
-    int64_t const chunk_bytes = section_problem(problem, sections).rows * problem.n * element_size(problem.dtype);
-    return whole && takes_sections(problem, sections) && chunk_bytes >= kFullSpeedBytes;
-  };
-  while (sections > 1 && !suits()) sections /= 2;
-  return sections;
+  bool const whole = problem.rows % (int64_t{2} * problem.world) == 0;
+  int64_t const chunk_bytes = section_problem(problem, 2).rows * problem.n * element_size(problem.dtype);
+  return whole && chunk_bytes >= kFullSpeedBytes ? 2 : 1;
 }
 
 constexpr int64_t kFewRows = 512;  // up to so many the kernels for many rows leave most of their tiles empty
@@ -165,10 +146,9 @@ inline std::string why_not_fused_choice(Problem const& problem, FusedChoice cons
            std::to_string(many.sections * problem.world);
   }
   if (many.same_order) return "gemm_ar has no configuration of one order for all ranks";
-  if (!takes_sections(problem, many.sections) || many.pieces > most_ar_pieces(many.sections)) {
+  if (many.sections > kMostArSections || many.pieces > most_ar_pieces(many.sections)) {
     return std::to_string(many.sections) + " sections of " + std::to_string(many.pieces) + " pieces are more than " +
-           std::to_string(kMostArSections / 2) + " (" + std::to_string(kMostArSections) + " where M is a multiple of " +
-           std::to_string(kRowsOfMostSections) + " x TP), or need more than " + std::to_string(kMaxPieces) + " signals";
+           std::to_string(kMostArSections) + ", or need more than " + std::to_string(kMaxPieces) + " signals";
   }
   return {};
 }
@@ -177,7 +157,7 @@ inline std::string why_not_fused_choice(Problem const& problem, FusedChoice cons
 inline int64_t ar_send_bytes_at_most(Problem const& problem) {
   int64_t most = 0;
   if (problem.rows < least_many_rows(problem.world)) return most;
-  for (int sections = 1; sections <= kMostArSections / 2; ++sections) {
+  for (int sections = 1; sections <= kMostArSections; ++sections) {
     most = std::max(most, sections * largest_rs_region_bytes(section_problem(problem, sections)));
   }
   return most;
@@ -190,7 +170,8 @@ inline int64_t ar_region_bytes_at_most(Problem const& problem) {
 inline FusedChoice many_rows_choice(Problem const& problem, int sections) {
   FusedChoice choice;
   choice.many_rows = choose_launch(chunks_problem(problem, sections));
-  choice.many_rows.pieces = 1;
+  int64_t const chunk_bytes = section_problem(problem, sections).rows * problem.n * element_size(problem.dtype);
+  choice.many_rows.pieces = choose_pieces(chunk_bytes, most_ar_pieces(sections));
   choice.many_rows.sections = sections;
   return choice;
 }
@@ -286,9 +267,10 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
   }
   bool const few_first = !few.empty() && (total_rows(problem) <= kFewRows || few_rows_pay(problem, few.front()));
   if (few_first) add_few_rows();
-  for (int const sections : {choose_sections(problem), 1, 2, 4, kMostArSections}) {
+  for (int const sections : {choose_sections(problem), 1, 2, kMostArSections}) {
     if (problem.rows % (int64_t{sections} * problem.world) != 0) continue;
     int const most_pieces = most_ar_pieces(sections);
+    add(many_rows_choice(problem, sections));
     for (LaunchChoice launch : launch_candidates(chunks_problem(problem, sections), interleaved, most_pieces)) {
       FusedChoice choice = many_rows_choice(problem, sections);
       if (launch.kernel != choice.many_rows.kernel && launch.swizzle != 1) continue;

@@ -164,22 +164,22 @@ void sections_stay_within_the_bound() {
   }
 }
 
-void sections_are_as_many_as_full_pushes_leave() {
+void sections_are_two_where_full_pushes_leave_them() {
   struct Row {
     int world;
     int64_t m, n;
     int sections;
   };
-  for (Row const row : {Row{2, 16384, 8192, 8}, Row{2, 4096, 8192, 4}, Row{2, 4100, 8192, 2}, Row{2, 4098, 8192, 1},
-                        Row{2, 8192, 8192, 8}, Row{2, 8208, 8192, 4}, Row{2, 1024, 8192, 2}, Row{2, 1024, 4096, 1},
-                        Row{4, 4096, 8192, 4}, Row{8, 4096, 8192, 2}}) {
+  for (Row const row : {Row{2, 16384, 8192, 2}, Row{2, 4100, 8192, 2}, Row{2, 4098, 8192, 1}, Row{2, 1024, 8192, 2},
+                        Row{2, 1024, 4096, 1}, Row{8, 4096, 8192, 2}, Row{8, 2048, 8192, 1}}) {
     Problem const p = problem_of(Op::kGemmAr, row.world, row.m, row.n, 4096);
     CHECK(choose_sections(p) == row.sections, "M %ld, N %ld, %d ranks: %d", long(row.m), long(row.n), row.world,
           choose_sections(p));
   }
   Problem const p = problem_of(Op::kGemmAr, 2, 16384, 8192, 4096);
   std::vector<FusedChoice> const candidates = fused_candidates(p);
-  CHECK(candidates.front().many_rows.sections == 8, "%s", candidates.front().name(p.op).c_str());
+  LaunchChoice const& first = candidates.front().many_rows;
+  CHECK(first.sections == 2 && first.pieces == 4, "%s", candidates.front().name(p.op).c_str());
   CHECK(candidates.size() <= 60, "%zu candidates", candidates.size());
 }
 
@@ -299,8 +299,8 @@ void a_choice_suits_rows_that_fill_its_tiles() {
       {Op::kGemmRs, "p128x128_2x1/n2/p2", 1024, 514, false},
       {Op::kGemmAr, "c128x256_2x1/m1/p1/s2", 1024, 1020, true},
       {Op::kGemmAr, "c128x256_2x1/m1/p1/s2", 1024, 516, false},
-      {Op::kGemmAr, "p128x192_2x1/m1/p1/s8", 16384, 8192, true},
-      {Op::kGemmAr, "p128x192_2x1/m1/p1/s8", 8192, 8064, false},  // 8 sections would pad their chunks
+      {Op::kGemmAr, "p128x192_2x1/m1/p2/s4", 16384, 8192, true},
+      {Op::kGemmAr, "p128x192_2x1/m1/p2/s4", 8192, 8188, false},  // no multiple of 2 x 4
       {Op::kGemmRs, "p128x128_2x1/n2/p2", 1024, 512, false},      // where there are kernels for few rows
       {Op::kGemmRs, "128x128", 512, 514, false},
       {Op::kGemmRs, "", 1024, 514, true},
@@ -349,7 +349,7 @@ int main(int argc, char** argv) {
       TEST(tall_tiles_are_not_half_empty),
       TEST(few_rows_are_left_to_the_sequence),
       TEST(sections_stay_within_the_bound),
-      TEST(sections_are_as_many_as_full_pushes_leave),
+      TEST(sections_are_two_where_full_pushes_leave_them),
       TEST(fused_candidates_run_and_are_read_back),
       TEST(few_rows_have_kernels_of_their_own),
       TEST(few_rows_of_a_rank_have_them_too),

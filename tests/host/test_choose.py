@@ -16,7 +16,7 @@ TESTS = [
     "tall_tiles_are_not_half_empty",
     "few_rows_are_left_to_the_sequence",
     "sections_stay_within_the_bound",
-    "sections_are_as_many_as_full_pushes_leave",
+    "sections_are_two_where_full_pushes_leave_them",
     "fused_candidates_run_and_are_read_back",
     "few_rows_have_kernels_of_their_own",
     "few_rows_of_a_rank_have_them_too",
