@@ -143,7 +143,9 @@ def short_k(ctx, rounds):
         # Each piece of a result is a block of rows or of columns: as many as the walk has, of all sizes.
         "gemm_ar": ("m1/p1/s2", "m1/p4/s2", "n4/p8/s1", "m4/p3/s2", "n1/p2/s4"),
     }
-    for op, strategy in [(op, f"fused:{kernel}/{k}") for op in knobs for k in knobs[op] for kernel in kernels]:
+    configs = [(op, f"{kernel}/{more}") for op, names in knobs.items() for more in names for kernel in kernels]
+    for op, config in configs:
+        strategy = f"fused:{config}"
         case = Case(op, 1000 if op == "gemm_rs" else 1024 * ctx.world, 4104, 64, seed=len(results), dtype=BF16)
         operands = make(ctx, case)
         results.append((strategy, operands, [call(operands, strategy=strategy) for _ in range(rounds)]))
