@@ -79,8 +79,8 @@ inline Problem chunks_problem(Problem const& problem, int sections) {
 // Of a section: a chunk of partials and one of results have a signal for each piece.
 inline int most_ar_pieces(int sections) { return kMaxPieces / (2 * sections); }
 
-// One, or two where the chunks of each are still sent at full speed: the first's results travel early, and more sections
-// would read the weight more often.
+// One, or two where the chunks of each are still sent at full speed: the first's results travel early, and more
+// sections would read the weight more often.
 inline int choose_sections(Problem const& problem) {
   bool const whole = problem.rows % (int64_t{2} * problem.world) == 0;
   int64_t const chunk_bytes = section_problem(problem, 2).rows * problem.n * element_size(problem.dtype);
