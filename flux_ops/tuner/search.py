@@ -18,8 +18,8 @@ from flux_ops.tuner.cache import LAYOUTS, OPS, CacheError, Entry, Product, store
 from flux_ops.tuner.lookup import device_name
 from flux_ops.tuner.measure import GEMM, SEQUENTIAL, Operands, as_graph, attempt, comparable, make_call, why_wrong
 
-FIRST_ROUNDS = 3
-FINALISTS = 4
+FIRST_ROUNDS = 5
+FINALISTS = 8
 ROUNDS = 15
 AS_FAST = 1.02  # two measurements of one choice differ by as much
 
