@@ -20,16 +20,6 @@ FusedChoice fused_choice(Problem const& problem) {
   return choice;
 }
 
-// The pieces of gemm_ar are blocks of y: see ar_results.hpp.
-LaunchPlan plan_of(Op op, Problem const& problem, LaunchChoice const& choice) {
-  TileShape const shape = kKernels[choice.kernel].config.shape;
-  TileOrder const order = make_tile_order(problem.rows, problem.n, shape, choice.swizzle, choice.along_n);
-  int32_t const granule = op == Op::kGemmAr ? order.tiles_of_block() : order.cluster_size();
-  Pieces const pieces = op == Op::kAgGemm ? make_pieces(problem.rows, choice.pieces, 1)
-                                          : make_pieces(order.num_tiles(), choice.pieces, granule);
-  return {choice, order, pieces, rs_tile_bytes(shape.tile_m, shape.tile_n, element_size(problem.dtype))};
-}
-
 LaunchPlan launch_plan(Problem const& problem) {
   FusedChoice const choice = fused_choice(problem);
   if (choice.is_few_rows()) {
@@ -38,8 +28,12 @@ LaunchPlan launch_plan(Problem const& problem) {
     plan.form = choice.form;
     return plan;
   }
-  bool const ar = problem.op == Op::kGemmAr;
-  return plan_of(problem.op, ar ? section_problem(problem, choice.many_rows.sections) : problem, choice.many_rows);
+  LaunchChoice const& many = choice.many_rows;
+  TileShape const shape = kKernels[many.kernel].config.shape;
+  int64_t const rows = problem.op == Op::kGemmAr ? section_problem(problem, many.sections).rows : problem.rows;
+  TileOrder const order = make_tile_order(rows, problem.n, shape, many.swizzle, many.along_n);
+  return {many, order, chunk_pieces(problem.op, rows, order, many.pieces),
+          rs_tile_bytes(shape.tile_m, shape.tile_n, element_size(problem.dtype))};
 }
 
 std::string why_not_this_gpu() {

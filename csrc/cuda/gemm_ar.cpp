@@ -1,12 +1,12 @@
 // gemm_ar on CUDA, for many rows: a gemm_rs of several sections; the copy engine pushes finished partials to their
 // owners, and each piece of the own chunk of a section, once it is reduced, to all peers, while the kernel computes
-// what comes next. At the end the peers' chunks go from the region into y.
+// what comes next. A second kernel sends the last piece, and copies the peers' chunks from the region into y.
 
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/util/Exception.h>
 
 #include "comm/collect.hpp"
-#include "cuda/launch.hpp"
+#include "cuda/push_partials.hpp"
 #include "ops/backend.hpp"
 
 namespace flux::cuda {
@@ -43,46 +43,38 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   args.tiles_done = done[0];
   args.parts = plan.pieces;
 
-  auto const push_partials = [&](int section) {
-    for (int i = 0; i < world * num_pieces; ++i) {
-      auto const [step, piece] = rs_piece(i, world, plan.pieces, args.parts);
-      int const owner = rs_chunk(rank, world, step), number = section * num_pieces + piece;
-      if (owner == rank) continue;
-      int64_t const begin = int64_t{section} * per_chunk + plan.pieces.begin(piece);
-      int32_t const tiles = plan.pieces.size(piece);
-      auto const offset = [&](int slot) { return rs_tile_offset(slot, begin, num_tiles, plan.tile_bytes); };
-      call.push_tiles(&done[owner][number], tiles,
-                      view.region(owner, call.parity()) + offset(rs_slot(owner, world, rank)),
-                      view.send_buffer() + offset(rs_slot(rank, world, owner)), tiles * plan.tile_bytes,
-                      call.arrived(owner, rank) + number);
-    }
-  };
-  auto const push_results = [&](int section) {
-    for (int piece = 0; piece < num_pieces; ++piece) {
-      ArBlock const block = results.block(piece);
-      int64_t const offset = results.offset({section, rank}, block);
-      call.take_tiles(&done[rank][section * num_pieces + piece], plan.pieces.size(piece));
+  auto const push_results = [&](int begin, int end) {
+    for (int number = begin; number < end; ++number) {
+      ArBlock const block = results.block(number);
+      int64_t const offset = results.offset({results.section_of(number), rank}, block);
+      call.take_tiles(&done[rank][number], plan.pieces.size(number % num_pieces));
       for (int i = 0; i < world - 1; ++i) {
         int const peer = ag_push_peer(rank, world, i);
         call.push_rows(view.region(peer, call.parity()) + results_offset + offset, y + offset, results.row_bytes,
-                       block.width, block.rows, call.arrived(peer, rank) + results.signal(section, piece));
+                       block.width, block.rows, call.arrived(peer, rank) + results.signal(number));
       }
     }
   };
 
   call.fork();
   check(kLaunchers[plan.choice.kernel].gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_ar");
+  int const last = results.num_pieces() - 1;
   for (int section = 0; section < sections; ++section) {  // in the order of ar_item
-    push_partials(section);
-    if (section > 0) push_results(section - 1);
+    push_partials(call, view, plan, args, section);
+    if (section > 0) push_results((section - 1) * num_pieces, section * num_pieces);
   }
-  push_results(sections - 1);
-  // Before the join: what has come already is copied while the last pieces go out.
-  check(stream_collect(stream, call.wait(), call.replayed(), call.arrived(rank, 0), results,
-                       view.region(rank, call.parity()) + results_offset, y,
+  push_results((sections - 1) * num_pieces, last);
+  // Before the collecting kernel, not beside it: where streams share a queue of the GPU, a push behind a kernel that
+  // waits for one would never start.
+  call.join();
+  Collect collect{results, y, {}, {}, call.arrived(rank, 0), &done[rank][last]};
+  for (int r = 0; r < world; ++r) {
+    collect.region[r] = view.region(r, call.parity()) + results_offset;
+    collect.arrived[r] = call.arrived(r, rank);
+  }
+  check(stream_collect(stream, call.wait(), call.replayed(), collect,
                        at::cuda::getCurrentDeviceProperties()->multiProcessorCount),
         "collecting the reduced rows");
-  call.join();
 }
 
 }  // namespace flux::cuda

@@ -4,9 +4,8 @@
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/util/Exception.h>
 
-#include "cuda/launch.hpp"
+#include "cuda/push_partials.hpp"
 #include "ops/backend.hpp"
-#include "schedule/chunk_order.hpp"
 
 namespace flux::cuda {
 
@@ -32,17 +31,7 @@ void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   call.fork();
   // First the kernel: its counters are what the side stream waits for.
   check(kLaunchers[plan.choice.kernel].gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_rs");
-  for (int i = 0; i < problem.world * plan.pieces.count(); ++i) {
-    auto const [step, piece] = rs_piece(i, problem.world, plan.pieces, args.parts);
-    int const peer = rs_chunk(args.order_rank, problem.world, step);
-    if (peer == problem.rank) continue;
-    int32_t const begin = plan.pieces.begin(piece), tiles = plan.pieces.size(piece);
-    auto const offset = [&](int slot) { return rs_tile_offset(slot, begin, num_tiles, plan.tile_bytes); };
-    call.push_tiles(&local.tiles_done[peer][piece], tiles,
-                    view.region(peer, call.parity()) + offset(rs_slot(peer, problem.world, problem.rank)),
-                    view.send_buffer() + offset(rs_slot(problem.rank, problem.world, peer)), tiles * plan.tile_bytes,
-                    call.arrived(peer, problem.rank) + piece);
-  }
+  push_partials(call, view, plan, args, /*section=*/0);
   call.join();
 }
 

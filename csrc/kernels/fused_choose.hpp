@@ -79,6 +79,13 @@ inline Problem chunks_problem(Problem const& problem, int sections) {
 // Of a section: a chunk of partials and one of results have a signal for each piece.
 inline int most_ar_pieces(int sections) { return kMaxPieces / (2 * sections); }
 
+// The pieces of a chunk, whose tiles have that order: of its rows (ag_gemm), or of the positions of its tiles. Those of
+// gemm_ar, of a chunk of a section, are blocks of y: see schedule/ar_results.hpp.
+inline Pieces chunk_pieces(Op op, int64_t rows, TileOrder const& order, int wanted) {
+  if (op == Op::kAgGemm) return make_pieces(rows, wanted, 1);
+  return make_pieces(order.num_tiles(), wanted, op == Op::kGemmAr ? order.tiles_of_block() : order.cluster_size());
+}
+
 // One, or two where the chunks of each are still sent at full speed: the first's results travel early, and more
 // sections would read the weight more often.
 inline int choose_sections(Problem const& problem) {
@@ -145,10 +152,10 @@ inline std::string why_not_fused_choice(Problem const& problem, FusedChoice cons
     return "the kernels for many rows take an M that is a multiple of TP x sections = " +
            std::to_string(many.sections * problem.world);
   }
-  if (many.same_order) return "gemm_ar has no configuration of one order for all ranks";
+  if (many.same_order) return "the ranks of a gemm_ar don't take their chunks in one order";
   if (many.sections > kMostArSections || many.pieces > most_ar_pieces(many.sections)) {
-    return std::to_string(many.sections) + " sections of " + std::to_string(many.pieces) + " pieces are more than " +
-           std::to_string(kMostArSections) + ", or need more than " + std::to_string(kMaxPieces) + " signals";
+    return "gemm_ar takes up to " + std::to_string(kMostArSections) + " sections, and up to " +
+           std::to_string(kMaxPieces / 2) + " pieces in all of them";
   }
   return {};
 }
@@ -273,7 +280,8 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
     add(many_rows_choice(problem, sections));
     for (LaunchChoice launch : launch_candidates(chunks_problem(problem, sections), interleaved, most_pieces)) {
       FusedChoice choice = many_rows_choice(problem, sections);
-      if (launch.kernel != choice.many_rows.kernel && launch.swizzle != 1) continue;
+      bool const is_walk_of_pieces = launch.swizzle == 1 || (interleaved && launch.along_n && launch.swizzle == 4);
+      if (launch.kernel != choice.many_rows.kernel && !is_walk_of_pieces) continue;
       launch.sections = sections;
       launch.pieces = std::min(launch.pieces, most_pieces);
       choice.many_rows = launch;

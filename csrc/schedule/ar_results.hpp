@@ -13,6 +13,7 @@ struct ArBlock {
   int64_t column, width;
 };
 
+// Its pieces are numbered through the sections.
 struct ArResults {
   int rank, world, sections;
   int64_t chunk_rows;
@@ -22,7 +23,10 @@ struct ArResults {
   int32_t tile_rows;
   int64_t tile_width;  // bytes, a multiple of 16
 
-  FLUX_HD ArBlock block(int piece) const {
+  FLUX_HD int num_pieces() const { return sections * pieces.count(); }
+  FLUX_HD int section_of(int number) const { return number / pieces.count(); }
+  FLUX_HD ArBlock block(int number) const {
+    int const piece = number % pieces.count();
     Tile const first = order.tile_at(pieces.begin(piece));
     Tile const last = order.tile_at(pieces.begin(piece) + pieces.size(piece) - 1);
     int64_t const row = int64_t{first.m} * tile_rows, end_row = (int64_t{last.m} + 1) * tile_rows;
@@ -35,7 +39,7 @@ struct ArResults {
     return (ar_chunk_index(chunk, world) * chunk_rows + block.row) * row_bytes + block.column;
   }
   // Those of the partials come first.
-  FLUX_HD int signal(int section, int piece) const { return (sections + section) * pieces.count() + piece; }
+  FLUX_HD int signal(int number) const { return num_pieces() + number; }
 };
 
 }  // namespace flux

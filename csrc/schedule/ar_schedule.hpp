@@ -11,11 +11,11 @@
 //   rank 1 computes                       P0: 2.0 0.0   P1: 2.1 0.1   O0: 1.0   O1: 1.1
 //   4 sections, any rank                  P0  P1  O0  P2  O1  P3  O2  O3
 //
-// P: a section's chunks of the peers, next rank first, one after the other (chunk_order.hpp), or interleaved piece by
-// piece where they travel in pieces (rs_item), as the results of the own chunk, O, then do, too. O of a
-// section comes after P of the next one: by then the peers' partials have had the time of a section's products to come.
-// While a section is reduced and sent around, the next ones are computed. No order of waits is a circle: O of section s
-// waits for P of section s on other ranks, before which they wait for nothing but O of earlier sections.
+// P: a section's chunks of the peers, next rank first, one after the other (chunk_order.hpp); O: the own chunk. Where
+// chunks travel in pieces, those of P are interleaved (rs_item), and O is sent on piece by piece, too. O of a section
+// comes after P of the next one: by then the peers' partials have had the time of a section's products to come. While
+// a section is reduced and sent around, the next ones are computed. No order of waits is a circle: O of section s waits
+// for P of section s on other ranks, before which they wait for nothing but O of earlier sections.
 //
 // The one-shot form has no chunks: every rank sends all of its partial to all ranks and adds up all rows itself.
 

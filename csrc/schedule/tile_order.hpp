@@ -147,8 +147,8 @@ FLUX_HD Pieces interleaved_parts(Pieces const& pieces, bool same_order) {
   return same_order ? Pieces{pieces.items, pieces.items} : pieces;
 }
 
-// The order in which rs_item completes pieces; index in [0, world * pieces.count()). In the last step it is the own
-// chunk's, unless all ranks take the order of one.
+// The order in which rs_item completes the pieces of the peers; index in [0, world * pieces.count()). It names those of
+// the own chunk, too, which nobody pushes: in the last step, unless all ranks take the order of one.
 struct RsPiece {
   int step;  // of rs_chunk
   int piece;

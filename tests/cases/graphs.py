@@ -39,11 +39,11 @@ def capture(fn, pool=None):
     return graph, result
 
 
-def replays(ctx, op, slow_s, strategy="fused"):
+def replays(ctx, op, slow_s, strategy="fused", sizes=()):
     """One graph, new data in its static inputs before each replay; eager calls of other shapes in between."""
     findings = Findings()
     group = prepared_group(ctx)
-    for rows, n, k in ((8, 256, 512), (MAX_M // ctx.world // 8 * 8, 1024, MAX_K), (200, 520, 1032)):
+    for rows, n, k in sizes or ((8, 256, 512), (MAX_M // ctx.world // 8 * 8, 1024, MAX_K), (200, 520, 1032)):
         case = Case(op, rows, n, k, bias=True)
         static = make(ctx, case, group)
         call(static, group=group, strategy=strategy)
@@ -60,13 +60,22 @@ def replays(ctx, op, slow_s, strategy="fused"):
             graph.replay()
             outputs.append((turn, fresh, y.clone()))
             if turn % 3 == 2:
-                eager = Case(op, 64 + turn, 264, 520, seed=turn)
-                findings.add(f"eager between, {eager}", check(ctx, eager, group=group))
+                eager = Case(op, sizes[0][0] if sizes else 64 + turn, 264, 520, seed=turn)
+                findings.add(
+                    f"eager between, {eager}", check(ctx, eager, strategy=strategy if sizes else "fused", group=group)
+                )
         for turn, fresh, got in outputs:
             want = fresh.expected().to(BF16)
             findings.add(f"replay {turn} of {case}", first_difference(got, want, rank=ctx.rank, rows_per_chunk=rows))
     release(ctx, group, graph)
     return findings.finish()
+
+
+def replays_in_pieces(ctx, slow_s):
+    """gemm_ar by the kernels for many rows: the reduced rows travel in pieces, and a second kernel collects them."""
+    sizes = ((512 * ctx.world, MAX_N - 8, 1032), (256 * ctx.world, 1032, 520))
+    configs = ("p128x192_2x1/m1/p4/s2", "p128x128_2x1/n1/p2/s4", "c128x256_2x1/m1/p8/s1", "p128x128_2x1/m4/p1/s1")
+    return sum(replays(ctx, "gemm_ar", slow_s, f"fused:{config}", sizes) for config in configs)
 
 
 def back_to_back(ctx, replays_, slow_s, strategies=("fused",)):
@@ -194,6 +203,9 @@ class GraphCases:
     @pytest.mark.parametrize("op", OPS)
     def test_replay_with_a_slow_rank(self, ranks, op, record_property):
         record_property("cells", ranks.run(replays, op, self.slow_s)[0])
+
+    def test_replay_of_reduced_rows_in_pieces(self, ranks, record_property):
+        record_property("cells", ranks.run(replays_in_pieces, self.slow_s)[0])
 
     def test_layers_back_to_back_with_a_slow_rank(self, ranks, record_property):
         record_property("cells", ranks.run(back_to_back, 60, self.slow_s)[0])

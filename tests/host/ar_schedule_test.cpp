@@ -152,17 +152,23 @@ void ar_results_cover_y_once() {
                                     order, pieces, tile.tile_m, 16 * tile.tile_n};
             std::vector<int> times(world * sections * chunk_rows * row_bytes / 16);
             std::set<int> signals;
-            for (int section = 0; section < sections; ++section) {
-              for (int piece = 0; piece < pieces.count(); ++piece) {
-                int const signal = results.signal(section, piece);
-                CHECK(signal >= sections * pieces.count() && signal < kMaxPieces && signals.insert(signal).second,
-                      "signal %d", signal);
-                ArBlock const block = results.block(piece);
-                for (int owner = 0; owner < world; ++owner) {
-                  for (int64_t row = 0; row < block.rows; ++row) {
-                    int64_t const at = results.offset({section, owner}, block) + row * row_bytes;
-                    for (int64_t i = 0; i < block.width / 16; ++i) ++times[at / 16 + i];
-                  }
+            for (int number = 0; number < results.num_pieces(); ++number) {
+              int const signal = results.signal(number), piece = number % pieces.count();
+              CHECK(signal >= results.num_pieces() && signal < kMaxPieces && signals.insert(signal).second, "signal %d",
+                    signal);
+              ArBlock const block = results.block(number);
+              for (int i = pieces.begin(piece); i < pieces.begin(piece) + pieces.size(piece); ++i) {
+                Tile const at = order.tile_at(i);
+                int64_t const row = int64_t{at.m} * tile.tile_m, column = int64_t{at.n} * results.tile_width;
+                bool const pads = row >= chunk_rows || column >= row_bytes;
+                CHECK(pads || (block.row <= row && row < block.row + block.rows && block.column <= column &&
+                               column < block.column + block.width),
+                      "piece %d has tile (%d, %d), its block not", piece, at.m, at.n);
+              }
+              for (int owner = 0; owner < world; ++owner) {
+                for (int64_t row = 0; row < block.rows; ++row) {
+                  int64_t const at = results.offset({results.section_of(number), owner}, block) + row * row_bytes;
+                  for (int64_t i = 0; i < block.width / 16; ++i) ++times[at / 16 + i];
                 }
               }
             }

@@ -62,8 +62,7 @@ void pieces_have_signals() {
     CHECK(choice.pieces >= 1 && choice.pieces <= kMaxPieces, "%d pieces", choice.pieces);
     TileOrder const order =
         make_tile_order(p.rows, p.n, kKernels[choice.kernel].config.shape, choice.swizzle, choice.along_n);
-    Pieces const pieces = p.op == Op::kAgGemm ? make_pieces(p.rows, choice.pieces, 1)
-                                              : make_pieces(order.num_tiles(), choice.pieces, order.cluster_size());
+    Pieces const pieces = chunk_pieces(p.op, p.rows, order, choice.pieces);
     CHECK(pieces.count() >= 1 && pieces.count() <= choice.pieces, "%d pieces of %d", pieces.count(), choice.pieces);
   });
 }
@@ -181,6 +180,35 @@ void sections_are_two_where_full_pushes_leave_them() {
   LaunchChoice const& first = candidates.front().many_rows;
   CHECK(first.sections == 2 && first.pieces == 4, "%s", candidates.front().name(p.op).c_str());
   CHECK(candidates.size() <= 60, "%zu candidates", candidates.size());
+}
+
+void what_gemm_ar_can_not_cut_is_refused() {
+  struct Row {
+    char const* cut;
+    bool runs;
+  };
+  for (Row const& row : {Row{"p8/s1", true}, Row{"p4/s2", true}, Row{"p2/s3", true}, Row{"p2/s4", true},
+                         Row{"p9/s1", false}, Row{"p5/s2", false}, Row{"p3/s4", false}, Row{"p1/s5", false},
+                         Row{"p1/s8", false}, Row{"p1/same-order/s2", false}}) {
+    FusedChoice choice;
+    std::string const name = std::string("p128x192_2x1/m1/") + row.cut;
+    CHECK(parse_fused_choice(Op::kGemmAr, name, &choice), "%s is not read", name.c_str());
+    std::string const why_not = why_not_fused_choice(problem_of(Op::kGemmAr, 2, 3 * 8 * 1024, 4096, 4096), choice);
+    CHECK(why_not.empty() == row.runs, "%s: '%s'", name.c_str(), why_not.c_str());
+  }
+}
+
+void pieces_of_gemm_ar_are_varied_for_every_kernel() {
+  for (int world : {2, 4}) {
+    std::set<std::string> kernels, in_pieces;
+    for (FusedChoice const& choice : fused_candidates(problem_of(Op::kGemmAr, world, 8192, 8192, 7168))) {
+      if (choice.is_few_rows()) continue;
+      std::string const name = kKernels[choice.many_rows.kernel].config.name;
+      kernels.insert(name);
+      if (choice.many_rows.pieces == 4) in_pieces.insert(name);
+    }
+    CHECK(kernels == in_pieces, "%d ranks: %zu of %zu kernels", world, in_pieces.size(), kernels.size());
+  }
 }
 
 void fused_candidates_run_and_are_read_back() {
@@ -337,6 +365,7 @@ void half_empty_tiles_are_left_to_the_sequence() {
 
 int main(int argc, char** argv) {
   using namespace flux::test;
+  if (argc == 10 && std::strcmp(argv[1], "--why-not") == 0) return print_why_not(argv + 2);
   std::vector<Test> tests = {
       TEST(names_are_read_back),
       TEST(other_names_are_refused),
@@ -350,6 +379,8 @@ int main(int argc, char** argv) {
       TEST(few_rows_are_left_to_the_sequence),
       TEST(sections_stay_within_the_bound),
       TEST(sections_are_two_where_full_pushes_leave_them),
+      TEST(what_gemm_ar_can_not_cut_is_refused),
+      TEST(pieces_of_gemm_ar_are_varied_for_every_kernel),
       TEST(fused_candidates_run_and_are_read_back),
       TEST(few_rows_have_kernels_of_their_own),
       TEST(few_rows_of_a_rank_have_them_too),

@@ -11,5 +11,6 @@ inline Problem problem_of(Op op, int world, int64_t rows, int64_t n, int64_t k) 
 }
 
 std::vector<Test> predict_tests();
+int print_why_not(char const* const* texts);
 
 }  // namespace flux::test

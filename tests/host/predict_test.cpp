@@ -1,6 +1,8 @@
 // What a call is expected to run, to take and to send (csrc/kernels/predict.hpp).
 
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
 
 #include "choose_test.hpp"
 
@@ -52,6 +54,25 @@ void predictions_of_few_rows_tell_the_forms_apart() {
 }
 
 }  // namespace
+
+// --why-not OP WORLD M N K DTYPE LAYOUT CONFIG: prints why "fused:CONFIG" can't run the product; nothing if it can.
+int print_why_not(char const* const* texts) {
+  constexpr char const* kDataTypeNames[] = {"float32", "float64", "bfloat16", "float16"};
+  Problem p = problem_of(Op::kAgGemm, parse_count(texts[1]), 0, std::atol(texts[3]), std::atol(texts[4]));
+  int found = 0;
+  for (Op op : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
+    if (std::strcmp(texts[0], op_name(op)) == 0) p.op = op, ++found;
+  }
+  for (DataType type : {DataType::kFloat32, DataType::kFloat64, DataType::kBFloat16, DataType::kFloat16}) {
+    if (std::strcmp(texts[5], kDataTypeNames[static_cast<int>(type)]) == 0) p.dtype = type, ++found;
+  }
+  if (found != 2 || p.world < 1) return 2;
+  p.rows = rows_of(p.op, p.world, std::atol(texts[2]));
+  p.weight_transposed = std::strcmp(texts[6], "kn") == 0;
+  p.config = texts[7];
+  std::printf("%s\n", why_no_kernel(p).c_str());
+  return 0;
+}
 
 std::vector<Test> predict_tests() {
   return {

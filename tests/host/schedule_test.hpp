@@ -25,6 +25,7 @@ struct Test {
   void (*run)();
 };
 
+std::vector<Test> pieces_tests();     // pieces_test.cpp
 std::vector<Test> workspace_tests();  // workspace_test.cpp
 std::vector<Test> ar_tests();         // ar_schedule_test.cpp
 std::vector<Test> exchange_tests();   // exchange_test.cpp

@@ -1,8 +1,12 @@
 """The choice of a CUDA kernel and its model are pure functions: by g++ alone."""
 
+import json
+import subprocess
+
 import pytest
 
 from tests.host import programs
+from tests.host.conftest import CSRC
 
 TESTS = [
     "names_are_read_back",
@@ -17,6 +21,8 @@ TESTS = [
     "few_rows_are_left_to_the_sequence",
     "sections_stay_within_the_bound",
     "sections_are_two_where_full_pushes_leave_them",
+    "what_gemm_ar_can_not_cut_is_refused",
+    "pieces_of_gemm_ar_are_varied_for_every_kernel",
     "fused_candidates_run_and_are_read_back",
     "few_rows_have_kernels_of_their_own",
     "few_rows_of_a_rank_have_them_too",
@@ -43,3 +49,43 @@ def test_choose(choose_test, name):
 
 def test_every_test_of_the_program_is_run(choose_test):
     assert programs.tests_of(choose_test) == TESTS
+
+
+# ---- the choices that the package ships
+
+
+def why_not(program, op, world, m, n, k, config, dtype="bfloat16", layout="nk"):
+    args = [op, world, m, n, k, dtype, layout, config]
+    command = [str(program), "--why-not", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize("path", sorted(CSRC.parent.glob("flux_ops/tuner/caches/*.json")), ids=lambda path: path.stem)
+def test_shipped_choices_can_run(choose_test, path):
+    refused, checked = [], 0
+    for entry in json.loads(path.read_text())["entries"]:
+        strategy, _, config = entry["choice"].partition(":")
+        if strategy != "fused" or not config or entry["device"].startswith("CPU"):
+            continue
+        product = [entry[name] for name in ("op", "tp", "m", "n", "k")]
+        reason = why_not(choose_test, *product, config, entry["dtype"], entry["layout"])
+        refused += [f"{product} {config}: {reason}"] if reason else []
+        checked += 1
+    assert checked > 0, f"{path} has no fused choice of a GPU"
+    assert not refused, "\n".join(refused)
+
+
+@pytest.mark.parametrize(
+    "product, config, reason",
+    (
+        (("gemm_ar", 2, 8192, 8192, 14336), "p128x192_2x1/m1/p2/s4", ""),
+        (("gemm_ar", 2, 8192, 8192, 14336), "p128x192_2x1/m1/p1/s8", "sections"),
+        (("gemm_ar", 2, 8192, 8192, 14336), "p128x192_2x1/m1/p3/s4", "pieces"),
+        (("gemm_ar", 2, 8196, 8192, 14336), "p128x192_2x1/m1/p2/s4", "multiple of TP x sections = 8"),
+        (("gemm_rs", 2, 8192, 8192, 14336), "p128x192_2x1/m1/p1/s1", "no configuration"),
+    ),
+)
+def test_reasons_are_printed(choose_test, product, config, reason):
+    printed = why_not(choose_test, *product, config)
+    assert reason in printed
+    assert (printed == "") == (reason == "")

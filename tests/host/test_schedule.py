@@ -55,7 +55,8 @@ TESTS = [
 @pytest.fixture(scope="module")
 def schedule_test(build_program):
     flags = ["-O1", "-fsanitize=undefined,signed-integer-overflow", "-fno-sanitize-recover=all"]
-    sources = ["schedule_test.cpp", "workspace_test.cpp", "ar_schedule_test.cpp", "exchange_test.cpp"]
+    parts = ["schedule", "pieces", "workspace", "ar_schedule", "exchange"]
+    sources = [f"{part}_test.cpp" for part in parts]
     return build_program("schedule_test", sources, flags)
 
 

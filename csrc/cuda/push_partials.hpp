@@ -1,0 +1,30 @@
+#pragma once
+// What gemm_rs and gemm_ar do with the partials of a section: gemm_rs has one section.
+
+#include "cuda/launch.hpp"
+#include "schedule/chunk_order.hpp"
+
+namespace flux::cuda {
+
+// Enqueues a push of each piece of the peers' chunks, in the order in which the kernel completes them (ar_item).
+inline void push_partials(Call& call, WorkspaceView const& view, LaunchPlan const& plan, GemmRsArgs const& args,
+                          int section) {
+  int const rank = args.rank, world = args.world, count = args.pieces.count();
+  int32_t const per_chunk = plan.order.num_tiles();
+  int64_t const num_tiles = int64_t{args.sections} * per_chunk;
+  auto* const done = view.control(rank).local.tiles_done;
+  for (int i = 0; i < world * count; ++i) {
+    auto const [step, piece] = rs_piece(i, world, args.pieces, args.parts);
+    int const owner = rs_chunk(args.order_rank, world, step), number = section * count + piece;
+    if (owner == rank) continue;
+    int64_t const begin = int64_t{section} * per_chunk + args.pieces.begin(piece);
+    int32_t const tiles = args.pieces.size(piece);
+    auto const offset = [&](int slot) { return rs_tile_offset(slot, begin, num_tiles, plan.tile_bytes); };
+    call.push_tiles(&done[owner][number], tiles,
+                    view.region(owner, call.parity()) + offset(rs_slot(owner, world, rank)),
+                    view.send_buffer() + offset(rs_slot(rank, world, owner)), tiles * plan.tile_bytes,
+                    call.arrived(owner, rank) + number);
+  }
+}
+
+}  // namespace flux::cuda

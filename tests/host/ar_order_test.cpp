@@ -1,0 +1,247 @@
+// One call of gemm_ar for many rows, on all ranks: it comes to an end, and each count and each signal is used once.
+//
+//   GEMM          G clusters; cluster c computes items c, c + G, c + 2G ... of ar_item. An item of the own chunk first
+//                 waits for its piece from each peer. Each item counts its tiles.
+//   side stream   push by push (csrc/cuda/gemm_ar.cpp): waits for the tiles of a piece, resets their count, and raises
+//                 the signal of the piece
+//   collecting    after these two: sends the last piece of the results, then waits for all results of all peers
+//
+// A wait that is over stays over until the waiting side goes on. So whether the call ends does not depend on which side
+// moves first, and one order of moves stands for all.
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "schedule/ar_results.hpp"
+#include "schedule/ar_schedule.hpp"
+#include "schedule/chunk_order.hpp"
+#include "schedule/tile_order.hpp"
+#include "schedule/workspace_layout.hpp"
+#include "schedule_test.hpp"
+
+namespace flux::test {
+namespace {
+
+// Of a piece: a partial, to the owner of its chunk, or the results of the own chunk, to all peers.
+struct Push {
+  int owner, number;
+};
+
+// Of the side stream of r.rank. It sends the results of a section after the partials of the section that comes `lag`
+// later: 1 in gemm_ar; with -1 they come before those of their own section. The collecting kernel has the last piece.
+std::vector<Push> pushes_of(ArResults const& r, int lag) {
+  std::vector<Push> pushes;
+  int const count = r.pieces.count(), last = r.num_pieces() - 1;
+  auto const is_section = [&](int section) { return 0 <= section && section < r.sections; };
+  for (int turn = -1; turn <= r.sections; ++turn) {
+    for (int i = 0; is_section(turn) && i < r.world * count; ++i) {
+      auto const [step, piece] = rs_piece(i, r.world, r.pieces, r.pieces);
+      int const owner = rs_chunk(r.rank, r.world, step);
+      if (owner != r.rank) pushes.push_back({owner, turn * count + piece});
+    }
+    for (int piece = 0; is_section(turn - lag) && piece < count; ++piece) {
+      int const number = (turn - lag) * count + piece;
+      if (number != last) pushes.push_back({r.rank, number});
+    }
+  }
+  return pushes;
+}
+
+enum class Signal { kNotRaised, kRaised, kSeen };
+
+struct Rank {
+  ArResults results;
+  std::vector<int32_t> next;  // item of each cluster
+  int32_t items_left;
+  std::vector<Push> pushes;
+  size_t pushed = 0;
+  bool has_sent_last = false, has_ended = false;
+  int32_t tiles_done[kMaxWorld][kMaxPieces] = {};  // [owner][number of the piece]
+  Signal arrived[kMaxWorld][kMaxPieces] = {};      // [source][signal]
+};
+
+class Call {
+ public:
+  Call(ArResults const& results, int num_clusters, int lag) {
+    for (int rank = 0; rank < results.world; ++rank) {
+      Rank r{results, {}, results.order.num_clusters() * results.world * results.sections, {}};
+      r.results.rank = rank;
+      for (int c = 0; c < num_clusters; ++c) r.next.push_back(c);
+      r.pushes = pushes_of(r.results, lag);
+      ranks_.push_back(r);
+    }
+  }
+
+  // Moves all ranks until nothing moves any more; whether all have come to their end.
+  bool ends() {
+    for (int moves = 1; moves > 0;) {
+      moves = 0;
+      for (Rank& r : ranks_) moves += compute(r) + push(r) + collect(r);
+    }
+    return std::all_of(ranks_.begin(), ranks_.end(), [](Rank const& r) { return r.has_ended; });
+  }
+
+  void check_that_all_is_used_once() const {
+    for (Rank const& r : ranks_) {
+      for (int other = 0; other < kMaxWorld; ++other) {
+        for (int i = 0; i < kMaxPieces; ++i) {
+          CHECK(r.tiles_done[other][i] == 0, "rank %d: %d tiles of %d.%d", r.results.rank, r.tiles_done[other][i],
+                other, i);
+          bool const of_peer = other < r.results.world && other != r.results.rank;
+          Signal const expected = of_peer && i < 2 * r.results.num_pieces() ? Signal::kSeen : Signal::kNotRaised;
+          CHECK(r.arrived[other][i] == expected, "rank %d: signal %d of %d", r.results.rank, i, other);
+        }
+      }
+    }
+  }
+
+ private:
+  // Each returns how many moves it has made.
+  int compute(Rank& r) {
+    int moves = 0;
+    int32_t const items = r.results.order.num_clusters() * r.results.world * r.results.sections;
+    for (int32_t& item : r.next) {
+      for (; item < items && compute_item(r, item); item += int32_t(r.next.size())) ++moves;
+    }
+    r.items_left -= moves;
+    return moves;
+  }
+
+  int push(Rank& r) {
+    size_t const before = r.pushed;
+    while (r.pushed < r.pushes.size() && send(r, r.pushes[r.pushed])) ++r.pushed;
+    return int(r.pushed - before);
+  }
+
+  int collect(Rank& r) {
+    if (r.has_ended || r.items_left > 0 || r.pushed < r.pushes.size()) return 0;
+    int const last = r.results.num_pieces() - 1;
+    if (!r.has_sent_last) {
+      CHECK(send(r, {r.results.rank, last}), "rank %d has computed all but its last piece", r.results.rank);
+      r.has_sent_last = true;
+      return 1;
+    }
+    for (int number = 0; number <= last; ++number) {
+      if (!have_arrived(r, r.results.signal(number))) return 0;
+    }
+    r.has_ended = true;
+    return 1;
+  }
+
+  bool compute_item(Rank& r, int32_t index) {
+    ArResults const& a = r.results;
+    TileOrder const& order = a.order;
+    Pieces const& pieces = a.pieces;
+    Pieces const parts{pieces.items / order.cluster_size(), pieces.per_piece / order.cluster_size()};
+    auto const [chunk, item] = ar_item(index, a.rank, a.world, a.sections, parts);
+    Tile const c = order.cluster_at(item);
+    int const piece = pieces.piece_of(order.position_of({c.m * order.cluster_m, c.n * order.cluster_n}));
+    int const number = chunk.section * pieces.count() + piece;
+    if (chunk.owner == a.rank && !have_arrived(r, number)) return false;
+    for (int i = 0; i < order.cluster_size(); ++i) {
+      Tile const tile{c.m * order.cluster_m + i % order.cluster_m, c.n * order.cluster_n + i / order.cluster_m};
+      CHECK(pieces.piece_of(order.position_of(tile)) == piece, "a cluster of piece %d has a tile of another", piece);
+      CHECK(++r.tiles_done[chunk.owner][number] <= pieces.size(piece), "too many tiles of piece %d", number);
+    }
+    return true;
+  }
+
+  bool send(Rank& r, Push push) {  // if all tiles of the piece are counted
+    ArResults const& a = r.results;
+    int32_t& done = r.tiles_done[push.owner][push.number];
+    if (done < a.pieces.size(push.number % a.pieces.count())) return false;
+    done = 0;
+    bool const is_result = push.owner == a.rank;
+    int const signal = is_result ? a.signal(push.number) : push.number;
+    CHECK(0 <= signal && signal < kMaxPieces, "signal %d", signal);
+    for (Rank& to : ranks_) {
+      if (is_result ? &to == &r : to.results.rank != push.owner) continue;
+      Signal& word = to.arrived[a.rank][signal];
+      CHECK(word == Signal::kNotRaised, "signal %d of rank %d to %d comes twice", signal, a.rank, to.results.rank);
+      word = Signal::kRaised;
+    }
+    return true;
+  }
+
+  static bool have_arrived(Rank& r, int signal) {  // from all peers
+    for (int source = 0; source < r.results.world; ++source) {
+      if (source == r.results.rank) continue;
+      if (r.arrived[source][signal] == Signal::kNotRaised) return false;
+      r.arrived[source][signal] = Signal::kSeen;
+    }
+    return true;
+  }
+
+  std::vector<Rank> ranks_;
+};
+
+template <class Visit>  // visit(results, num_clusters)
+void for_calls(Visit visit) {
+  struct Chunk {
+    int64_t rows, columns;
+    TileShape tile;
+  };
+  for (Chunk const& chunk : {Chunk{208, 128, {8, 8, 2, 1}}, Chunk{53, 50, {8, 8, 2, 1}}, Chunk{53, 50, {16, 8, 1, 2}},
+                             Chunk{7, 40, {8, 16, 2, 1}}, Chunk{70, 9, {8, 8, 1, 2}}}) {
+    for (int const swizzle : {1, 2, 4}) {
+      for (bool const along_n : {false, true}) {
+        TileOrder const order = make_tile_order(chunk.rows, chunk.columns, chunk.tile, swizzle, along_n);
+        for (int sections = 1; sections <= 4; ++sections) {
+          for (int wanted = 1; 2 * sections * wanted <= kMaxPieces; ++wanted) {
+            Pieces const pieces = make_pieces(order.num_tiles(), wanted, order.tiles_of_block());
+            for (int const world : {2, 3, 4, 8}) {
+              ArResults const results{0, world, sections, 0, 0, order, pieces, 0, 0};  // no bytes are sent
+              for (int const num_clusters : {1, 7, 66}) visit(results, num_clusters);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+std::string text_of(ArResults const& r, int num_clusters) {
+  return std::to_string(r.world) + " ranks, " + std::to_string(r.sections) + " sections of " +
+         std::to_string(r.pieces.count()) + " pieces, " + std::to_string(r.pieces.items) + " tiles, swizzle " +
+         std::to_string(r.order.swizzle) + (r.order.along_n ? " along N, " : " along M, ") +
+         std::to_string(num_clusters) + " clusters";
+}
+
+void check_that_calls_end(int lag) {
+  for_calls([lag](ArResults const& results, int num_clusters) {
+    Call call(results, num_clusters, lag);
+    CHECK(call.ends(), "%s", text_of(results, num_clusters).c_str());
+    call.check_that_all_is_used_once();
+  });
+}
+
+void calls_end_and_use_all_once() { check_that_calls_end(/*lag=*/1); }
+
+void results_may_go_before_the_next_partials() { check_that_calls_end(/*lag=*/0); }
+
+// Where the collecting kernel sends the only piece of the results, the side stream can't send any too early.
+void results_before_their_partials_are_found() {
+  for_calls([](ArResults const& results, int num_clusters) {
+    bool const has_others = results.num_pieces() > 1;
+    CHECK(Call(results, num_clusters, /*lag=*/-1).ends() != has_others, "%s", text_of(results, num_clusters).c_str());
+  });
+}
+
+}  // namespace
+}  // namespace flux::test
+
+int main(int argc, char** argv) {
+  using namespace flux::test;
+  Test const tests[] = {
+      TEST(calls_end_and_use_all_once),
+      TEST(results_may_go_before_the_next_partials),
+      TEST(results_before_their_partials_are_found),
+  };
+  for (Test const& test : tests) {
+    if (argc < 2) std::printf("%s\n", test.name);
+    if (argc > 1 && std::strcmp(argv[1], test.name) == 0) return test.run(), 0;
+  }
+  return argc < 2 ? 0 : 2;
+}
