@@ -1,6 +1,7 @@
 // gemm_ar on CUDA, for many rows: a gemm_rs of several sections; the copy engine pushes finished partials to their
 // owners, and each piece of the own chunk of a section, once it is reduced, to all peers, while the kernel computes
-// what comes next. A second kernel sends the last piece, and copies the peers' chunks from the region into y.
+// what comes next. Kernels behind the pushes and at the end copy the peers' chunks from the region into y, and send the
+// last piece: comm/collect.hpp.
 
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/util/Exception.h>
@@ -56,25 +57,30 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
     }
   };
 
+  int const last = results.num_pieces() - 1;
+  Collect collect{results,
+                  y,
+                  {},
+                  {},
+                  call.arrived(rank, 0),
+                  &done[rank][last],
+                  at::cuda::getCurrentDeviceProperties()->multiProcessorCount};
+  for (int r = 0; r < world; ++r) {
+    collect.region[r] = view.region(r, call.parity()) + results_offset;
+    collect.arrived[r] = call.arrived(r, rank);
+  }
+
   call.fork();
   check(kLaunchers[plan.choice.kernel].gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_ar");
-  int const last = results.num_pieces() - 1;
   for (int section = 0; section < sections; ++section) {  // in the order of ar_item
     push_partials(call, view, plan, args, section);
     if (section > 0) push_results((section - 1) * num_pieces, section * num_pieces);
   }
   push_results((sections - 1) * num_pieces, last);
-  // Before the collecting kernel, not beside it: where streams share a queue of the GPU, a push behind a kernel that
-  // waits for one would never start.
+  // Behind the pushes: where streams share a queue of the GPU, one that came later would never start.
+  check(stream_collect(call.side_stream(), call.wait(), collect), "collecting the reduced rows");
   call.join();
-  Collect collect{results, y, {}, {}, call.arrived(rank, 0), &done[rank][last]};
-  for (int r = 0; r < world; ++r) {
-    collect.region[r] = view.region(r, call.parity()) + results_offset;
-    collect.arrived[r] = call.arrived(r, rank);
-  }
-  check(stream_collect(stream, call.wait(), call.replayed(), collect,
-                       at::cuda::getCurrentDeviceProperties()->multiProcessorCount),
-        "collecting the reduced rows");
+  check(stream_finish(stream, call.wait(), call.replayed(), collect), "collecting the last of the reduced rows");
 }
 
 }  // namespace flux::cuda

@@ -39,7 +39,6 @@ class Workspace {
   Workspace& operator=(Workspace const&) = delete;
 
   WorkspaceView const& view() const { return view_; }
-  cudaStream_t side_stream() const { return side_stream_; }
   bool is_captured() const { return replayed_; }
 
   // Begins a call that exchanges its data by itself (schedule/exchange_layout.hpp): it takes no part in the protocol.
@@ -95,6 +94,8 @@ class Call {
   void push_tiles(uint32_t* counter, int32_t count, void* to, void const* from, int64_t bytes, Epoch* signal);
   // As push, for a block of rows: `width` bytes of every `pitch`, on both sides.
   void push_rows(void* to, void const* from, int64_t pitch, int64_t width, int64_t rows, Epoch* signal);
+  // For a kernel behind the pushes so far.
+  cudaStream_t side_stream();
   // Makes the caller's stream wait for the side stream.
   void join();
 

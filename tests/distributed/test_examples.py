@@ -30,7 +30,7 @@ class TestExamples(ExampleCases):
         """One that is off by 0.1 % behind the row-parallel layers, which the losses of a few steps don't show."""
         script, out = tmp_path / "wrong.py", tmp_path / "train.json"
         script.write_text(WRONG)
-        options = "--device cpu --world 2 --steps 6 --length 64 --sequences 2 --out".split()
+        options = ["--device", "cpu", "--world", "2", "--steps", "6", "--length", "64", "--sequences", "2", "--out"]
         done = subprocess.run([sys.executable, script, *options, out], capture_output=True, text=True, timeout=110)
         document = json.loads(out.read_text())
         assert done.returncode != 0, done.stdout

@@ -27,7 +27,8 @@ def test_means():
         ([[0.0, 2e-4]], [[0.0, 0.0]], False),
         ([[1e-2], [1.9e-2]], [[1e-2], [1e-2]], True),
         ([[1e-2], [2.1e-2]], [[1e-2], [1e-2]], False),
-        ([[1e-2, 1e-3]], [[1e-3, 1e-2]], False),  # of each parameter
+        ([[1e-2, 3.9e-2]], [[1e-2, 1e-2]], True),  # of a parameter
+        ([[1e-2, 4.1e-2]], [[1e-2, 1e-2]], False),
         ([[float("nan")]], [[1e-2]], False),
         ([[1e-2]], [[float("inf")]], False),
         ([[1e-2]], [[float("nan")]], False),
