@@ -1,7 +1,6 @@
 // gemm_ar on CUDA, for many rows: a gemm_rs of several sections; the copy engine pushes finished partials to their
 // owners, and each piece of the own chunk of a section, once it is reduced, to all peers, while the kernel computes
-// what comes next. Kernels behind the pushes and at the end copy the peers' chunks from the region into y, and send the
-// last piece: comm/collect.hpp.
+// what comes next. At the end the peers' chunks go from the region into y.
 
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/util/Exception.h>
@@ -44,43 +43,39 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   args.tiles_done = done[0];
   args.parts = plan.pieces;
 
-  auto const push_results = [&](int begin, int end) {
-    for (int number = begin; number < end; ++number) {
-      ArBlock const block = results.block(number);
-      int64_t const offset = results.offset({results.section_of(number), rank}, block);
-      call.take_tiles(&done[rank][number], plan.pieces.size(number % num_pieces));
-      for (int i = 0; i < world - 1; ++i) {
-        int const peer = ag_push_peer(rank, world, i);
-        call.push_rows(view.region(peer, call.parity()) + results_offset + offset, y + offset, results.row_bytes,
-                       block.width, block.rows, call.arrived(peer, rank) + results.signal(number));
-      }
+  auto const take_results = [&](int number) {
+    call.take_tiles(&done[rank][number], plan.pieces.size(number % num_pieces));
+  };
+  auto const push_results = [&](int number) {
+    ArBlock const block = results.block(number);
+    int64_t const offset = results.offset({results.section_of(number), rank}, block);
+    for (int i = 0; i < world - 1; ++i) {
+      int const peer = ag_push_peer(rank, world, i);
+      call.push_rows(view.region(peer, call.parity()) + results_offset + offset, y + offset, results.row_bytes,
+                     block.width, block.rows, call.arrived(peer, rank) + results.signal(number));
     }
   };
 
-  int const last = results.num_pieces() - 1;
-  Collect collect{results,
-                  y,
-                  {},
-                  {},
-                  call.arrived(rank, 0),
-                  &done[rank][last],
-                  at::cuda::getCurrentDeviceProperties()->multiProcessorCount};
-  for (int r = 0; r < world; ++r) {
-    collect.region[r] = view.region(r, call.parity()) + results_offset;
-    collect.arrived[r] = call.arrived(r, rank);
-  }
-
   call.fork();
   check(kLaunchers[plan.choice.kernel].gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_ar");
-  for (int section = 0; section < sections; ++section) {  // in the order of ar_item
+  int const last = results.num_pieces() - 1;
+  for (int section = 0, number = 0; section < sections; ++section) {  // in the order of ar_item
     push_partials(call, view, plan, args, section);
-    if (section > 0) push_results((section - 1) * num_pieces, section * num_pieces);
+    for (int const end = section + 1 < sections ? section * num_pieces : last; number < end; ++number) {
+      take_results(number);
+      push_results(number);
+    }
   }
-  push_results((sections - 1) * num_pieces, last);
-  // Behind the pushes: where streams share a queue of the GPU, one that came later would never start.
-  check(stream_collect(call.side_stream(), call.wait(), collect), "collecting the reduced rows");
+  take_results(last);
+  // The peers' rows are collected while the last piece goes out. Not sooner: where streams share a queue of the GPU,
+  // pushes behind a kernel that waits for the product would never start, and the product waits for those of the peers.
   call.join();
-  check(stream_finish(stream, call.wait(), call.replayed(), collect), "collecting the last of the reduced rows");
+  push_results(last);
+  check(stream_collect(stream, call.wait(), call.replayed(), call.arrived(rank, 0), results,
+                       view.region(rank, call.parity()) + results_offset, y,
+                       at::cuda::getCurrentDeviceProperties()->multiProcessorCount),
+        "collecting the reduced rows");
+  call.join();
 }
 
 }  // namespace flux::cuda

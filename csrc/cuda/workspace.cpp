@@ -170,11 +170,6 @@ void Call::send_held_signal() {
   if (held_signal_ != nullptr) send_signal(std::exchange(held_signal_, nullptr));
 }
 
-cudaStream_t Call::side_stream() {
-  send_held_signal();
-  return workspace_.side_stream_;
-}
-
 void Call::join() {
   send_held_signal();
   check(cudaEventRecord(workspace_.join_, workspace_.side_stream_), "recording an event");

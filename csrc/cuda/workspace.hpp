@@ -94,9 +94,7 @@ class Call {
   void push_tiles(uint32_t* counter, int32_t count, void* to, void const* from, int64_t bytes, Epoch* signal);
   // As push, for a block of rows: `width` bytes of every `pitch`, on both sides.
   void push_rows(void* to, void const* from, int64_t pitch, int64_t width, int64_t rows, Epoch* signal);
-  // For a kernel behind the pushes so far.
-  cudaStream_t side_stream();
-  // Makes the caller's stream wait for the side stream.
+  // Makes the caller's stream wait for all that the side stream has done so far; at last for all that it does.
   void join();
 
  private:

@@ -4,7 +4,7 @@
 //                 waits for its piece from each peer. Each item counts its tiles.
 //   side stream   push by push (csrc/cuda/gemm_ar.cpp): waits for the tiles of a piece, resets their count, and raises
 //                 the signal of the piece
-//   collecting    after these two: sends the last piece of the results, then waits for all results of all peers
+//   collecting    after these two: waits for all results of all peers
 //
 // A wait that is over stays over until the waiting side goes on. So whether the call ends does not depend on which side
 // moves first, and one order of moves stands for all.
@@ -30,10 +30,10 @@ struct Push {
 };
 
 // Of the side stream of r.rank. It sends the results of a section after the partials of the section that comes `lag`
-// later: 1 in gemm_ar; with -1 they come before those of their own section. The collecting kernel has the last piece.
+// later: 1 in gemm_ar; with -1 they come before those of their own section.
 std::vector<Push> pushes_of(ArResults const& r, int lag) {
   std::vector<Push> pushes;
-  int const count = r.pieces.count(), last = r.num_pieces() - 1;
+  int const count = r.pieces.count();
   auto const is_section = [&](int section) { return 0 <= section && section < r.sections; };
   for (int turn = -1; turn <= r.sections; ++turn) {
     for (int i = 0; is_section(turn) && i < r.world * count; ++i) {
@@ -42,8 +42,7 @@ std::vector<Push> pushes_of(ArResults const& r, int lag) {
       if (owner != r.rank) pushes.push_back({owner, turn * count + piece});
     }
     for (int piece = 0; is_section(turn - lag) && piece < count; ++piece) {
-      int const number = (turn - lag) * count + piece;
-      if (number != last) pushes.push_back({r.rank, number});
+      pushes.push_back({r.rank, (turn - lag) * count + piece});
     }
   }
   return pushes;
@@ -57,7 +56,7 @@ struct Rank {
   int32_t items_left;
   std::vector<Push> pushes;
   size_t pushed = 0;
-  bool has_sent_last = false, has_ended = false;
+  bool has_ended = false;
   int32_t tiles_done[kMaxWorld][kMaxPieces] = {};  // [owner][number of the piece]
   Signal arrived[kMaxWorld][kMaxPieces] = {};      // [source][signal]
 };
@@ -117,13 +116,7 @@ class Call {
 
   int collect(Rank& r) {
     if (r.has_ended || r.items_left > 0 || r.pushed < r.pushes.size()) return 0;
-    int const last = r.results.num_pieces() - 1;
-    if (!r.has_sent_last) {
-      CHECK(send(r, {r.results.rank, last}), "rank %d has computed all but its last piece", r.results.rank);
-      r.has_sent_last = true;
-      return 1;
-    }
-    for (int number = 0; number <= last; ++number) {
+    for (int number = 0; number < r.results.num_pieces(); ++number) {
       if (!have_arrived(r, r.results.signal(number))) return 0;
     }
     r.has_ended = true;
@@ -221,11 +214,9 @@ void calls_end_and_use_all_once() { check_that_calls_end(/*lag=*/1); }
 
 void results_may_go_before_the_next_partials() { check_that_calls_end(/*lag=*/0); }
 
-// Where the collecting kernel sends the only piece of the results, the side stream can't send any too early.
 void results_before_their_partials_are_found() {
   for_calls([](ArResults const& results, int num_clusters) {
-    bool const has_others = results.num_pieces() > 1;
-    CHECK(Call(results, num_clusters, /*lag=*/-1).ends() != has_others, "%s", text_of(results, num_clusters).c_str());
+    CHECK(!Call(results, num_clusters, /*lag=*/-1).ends(), "%s", text_of(results, num_clusters).c_str());
   });
 }
 
