@@ -48,6 +48,7 @@ PARTS = 10
 # Of the difference of the gradients, relative to their norm.
 PROBE_EVERY, TIMES_CONTROL, TIMES_CONTROL_OF_ONE = 10, 2, 4
 LEAST_ALLOWED = {"cpu": 1e-5, "cuda": 1e-4}
+MOST_NOISE = {"cpu": 1e-4, "cuda": 5e-2}  # of the control as a whole: it would allow anything
 UNTIMED = 5  # steps
 
 
@@ -182,14 +183,19 @@ def means(losses):
     return [statistics.fmean(losses[a:b]) for a, b in itertools.pairwise(ends) if a < b]
 
 
-def gradients_agree(gradients, least_allowed):
+def gradients_agree(gradients, device):
     """Whether those of flux are in no probe further from the plain ones than rounding explains. `gradients`: lists of
     gradient_distances.
     """
+    least, most = LEAST_ALLOWED[device], MOST_NOISE[device]
     return all(
-        math.isfinite(noise) and apart <= max((TIMES_CONTROL_OF_ONE if i else TIMES_CONTROL) * noise, least_allowed)
+        control[0] <= most
+        and flux[0] <= max(TIMES_CONTROL * control[0], least)
+        and all(
+            math.isfinite(noise) and apart <= max(TIMES_CONTROL_OF_ONE * noise, least)
+            for apart, noise in zip(flux[1:], control[1:], strict=True)
+        )
         for flux, control in zip(gradients["flux"], gradients["control"], strict=True)
-        for i, (apart, noise) in enumerate(zip(flux, control, strict=True))
     )
 
 
@@ -206,7 +212,7 @@ def summary(place, args, config, setting, tp, runs, gradients):
     tolerance = TOLERANCE[place.device.type]
     finite = all(math.isfinite(loss) for run in losses.values() for loss in run)
     first, last = curves["flux"][0], curves["flux"][-1]
-    agree = gradients_agree(gradients, LEAST_ALLOWED[place.device.type])
+    agree = gradients_agree(gradients, place.device.type)
     return {
         "environment": {**report.environment(place), "tp": tp, "dp": place.world // tp},
         "config": dataclasses.asdict(config),
@@ -232,7 +238,7 @@ def show(place, document):
     gradients = document["gradients_apart"]
     mean = {layers: statistics.fmean(whole for whole, *_ in gradients[layers]) for layers in gradients}
     probes = zip(gradients["flux"], gradients["control"], strict=True)
-    ratios = [[f / c if c else 1.0 for f, c in zip(*probe, strict=True)] for probe in probes]
+    ratios = [[f / c if c else math.inf if f else 1.0 for f, c in zip(*probe, strict=True)] for probe in probes]
     largest, largest_of_one = max(whole for whole, *_ in ratios), max(itertools.chain(*ratios))
     place.say(
         f"largest difference of a step's loss from plain: {both(**document['largest_difference'])} of it; "

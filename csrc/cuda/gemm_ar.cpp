@@ -5,9 +5,12 @@
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "comm/collect.hpp"
 #include "cuda/push_partials.hpp"
 #include "ops/backend.hpp"
+#include "ops/connections.hpp"
 
 namespace flux::cuda {
 
@@ -61,7 +64,7 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   int const last = results.num_pieces() - 1;
   for (int section = 0, number = 0; section < sections; ++section) {  // in the order of ar_item
     push_partials(call, view, plan, args, section);
-    for (int const end = section + 1 < sections ? section * num_pieces : last; number < end; ++number) {
+    for (; number < std::min(results.sent_after_partials_of(section), last); ++number) {
       take_results(number);
       push_results(number);
     }
@@ -69,8 +72,12 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   take_results(last);
   // The peers' rows are collected while the last piece goes out. Not sooner: where streams share a queue of the GPU,
   // pushes behind a kernel that waits for the product would never start, and the product waits for those of the peers.
+  // Eager calls keep the order in which they are enqueued, but a graph keeps its edges alone: where all streams share
+  // one queue, the last piece comes first there, too.
+  bool const last_comes_first = call.is_replayed() && has_one_connection();
+  if (last_comes_first) push_results(last);
   call.join();
-  push_results(last);
+  if (!last_comes_first) push_results(last);
   check(stream_collect(stream, call.wait(), call.replayed(), call.arrived(rank, 0), results,
                        view.region(rank, call.parity()) + results_offset, y,
                        at::cuda::getCurrentDeviceProperties()->multiProcessorCount),

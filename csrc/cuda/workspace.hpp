@@ -20,7 +20,8 @@
 //     that holds already, by rule 3. The GEMM does this by one warp while the others compute: a kernel of its own
 //     before it would cost about 4 us, and one beside it might find no free SM (csrc/comm/replay.cuh).
 //
-// tests/host/protocol_model.cpp checks these rules by going through all interleavings of small cases.
+// tests/host/protocol_model.cpp checks these rules by going through all interleavings of small cases; ar_order_test.cpp
+// goes through a call of gemm_ar for many rows.
 
 #include <cuda_runtime.h>
 
@@ -94,7 +95,8 @@ class Call {
   void push_tiles(uint32_t* counter, int32_t count, void* to, void const* from, int64_t bytes, Epoch* signal);
   // As push, for a block of rows: `width` bytes of every `pitch`, on both sides.
   void push_rows(void* to, void const* from, int64_t pitch, int64_t width, int64_t rows, Epoch* signal);
-  // Makes the caller's stream wait for all that the side stream has done so far; at last for all that it does.
+  // Makes the caller's stream wait for all that is enqueued on the side stream so far. The last launch of a call is
+  // followed by one: rule 4.
   void join();
 
  private:

@@ -24,8 +24,9 @@ inline int64_t largest_rs_region_bytes(Problem const& problem) {
 
 // The model's choice first, then every kernel that the model thinks is not far behind, with every walk of its tiles.
 // Walks and pieces matter by a few per cent each, and hardly depend on each other: pieces are varied with one walk. But
-// where a gemm_rs interleaves the chunks of several peers, pieces that are bands of columns save reading the weight
+// where the chunks of several peers are interleaved, pieces that are bands of columns save reading the weight
 // again (rs_item); along N they are that where a chunk is one stripe, and then the faster ones of the small tiles.
+// More pieces than four never paid but for those of a gemm_ar of few sections.
 inline std::vector<LaunchChoice> launch_candidates(Problem const& problem, bool interleaved, int most_pieces = 4) {
   struct Walk {
     int swizzle;

@@ -277,15 +277,15 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
   for (int const sections : {choose_sections(problem), 1, 2, kMostArSections}) {
     if (problem.rows % (int64_t{sections} * problem.world) != 0) continue;
     int const most_pieces = most_ar_pieces(sections);
-    add(many_rows_choice(problem, sections));
+    FusedChoice const model = many_rows_choice(problem, sections);
+    add(model);
     for (LaunchChoice launch : launch_candidates(chunks_problem(problem, sections), interleaved, most_pieces)) {
-      FusedChoice choice = many_rows_choice(problem, sections);
+      // Of the other kernels, those walks with which launch_candidates varies the pieces.
       bool const is_walk_of_pieces = launch.swizzle == 1 || (interleaved && launch.along_n && launch.swizzle == 4);
-      if (launch.kernel != choice.many_rows.kernel && !is_walk_of_pieces) continue;
+      if (launch.kernel != model.many_rows.kernel && !is_walk_of_pieces) continue;
       launch.sections = sections;
       launch.pieces = std::min(launch.pieces, most_pieces);
-      choice.many_rows = launch;
-      add(choice);
+      add({-1, launch, {}});
     }
   }
   if (!few_first) add_few_rows();

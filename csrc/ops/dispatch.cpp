@@ -5,12 +5,11 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 
-#include <cstdlib>
 #include <mutex>
-#include <string_view>
 #include <utility>
 
 #include "kernels/fused_choose.hpp"
+#include "ops/connections.hpp"
 #include "ops/decomposed.hpp"
 
 namespace flux {
@@ -209,11 +208,7 @@ Problem checked_problem(GroupState const& state, CallSite const& site, Arguments
 // There the order has to be the same on all ranks: with CUDA_DEVICE_MAX_CONNECTIONS=1 it is that of the launches,
 // except in a CUDA graph.
 bool may_run_beside_collective(c10::Device device, std::string const& group_name, std::string const& strategy) {
-  static bool const starts_in_order = [] {
-    char const* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-    return connections != nullptr && std::string_view(connections) == "1";
-  }();
-  return !device.is_cuda() || strategy == "sequential" || (starts_in_order && !is_capturing(device)) ||
+  return !device.is_cuda() || strategy == "sequential" || (has_one_connection() && !is_capturing(device)) ||
          resolve_group("collective", group_name)->getSize() <= 2;
 }
 

@@ -25,6 +25,10 @@ struct ArResults {
 
   FLUX_HD int num_pieces() const { return sections * pieces.count(); }
   FLUX_HD int section_of(int number) const { return number / pieces.count(); }
+  // How many have been sent once those that follow the partials of `section` are: of all sections before; at last all.
+  FLUX_HD int sent_after_partials_of(int section) const {
+    return section == sections - 1 ? num_pieces() : section * pieces.count();
+  }
   FLUX_HD ArBlock block(int number) const {
     int const piece = number % pieces.count();
     Tile const first = order.tile_at(pieces.begin(piece));

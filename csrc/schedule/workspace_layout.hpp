@@ -44,7 +44,7 @@ struct SignalWords {
 
 // Words that only this rank touches.
 struct LocalWords {
-  uint32_t tiles_done[kMaxWorld][kMaxPieces];  // gemm_rs: finished tiles by destination rank and piece
+  uint32_t tiles_done[kMaxWorld][kMaxPieces];  // gemm_rs, gemm_ar: finished tiles by owner and piece
   uint32_t fault_claim;                        // set by the first thread that meets a fault
   // Where the device counts the calls (graph replay):
   Epoch epoch;            // calls so far

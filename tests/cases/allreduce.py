@@ -10,6 +10,7 @@ from flux_ops import extension
 from tests.cases.base import BF16, FP16, OPS, Case, call, check, make, refused
 from tests.cases.dispatch import poisoned_workspace
 from tests.cases.faults import SLACK_S, call_and_sync, case_of, dead, expect_timeouts, late
+from tests.cases.graphs import IN_PIECES
 from tests.cases.numerics import accuracy, adds_in_rank_order, bias_alone, reduces_in_fp32, repeats_bitwise, specials
 from tests.cases.reuse import constant_lag
 from tests.harness.compare import Findings, first_difference
@@ -96,7 +97,10 @@ def poisoned(ctx):
 
 
 def always_late(ctx, laggard, slow_s):
-    return constant_lag(ctx, OP, laggard, 24, slow_s, strategies(ctx, 256))
+    cells = constant_lag(ctx, OP, laggard, 24, slow_s, strategies(ctx, 256))
+    if ctx.is_cuda:
+        cells += constant_lag(ctx, OP, laggard, 24, slow_s, IN_PIECES, (512 * ctx.world, 1032, 520))
+    return cells
 
 
 def special_rows(ctx, rows):

@@ -18,7 +18,7 @@ from tests.harness.compare import Findings
 
 ROOT = os.path.dirname(os.path.dirname(flux_ops.__file__))
 SIZES = {
-    "cpu": {"train_tp": "--steps 6 --length 64 --sequences 2", "generate_tp": "--new 16"},
+    "cpu": {"train_tp": "--steps 12 --length 64 --sequences 2", "generate_tp": "--new 16"},
     "cuda": {"train_tp": "--steps 12 --length 2048 --sequences 1", "generate_tp": "--new 32"},
 }
 LIMITS = {"cpu": 5e-6, "cuda": 2e-2}  # of a loss: Adam hides what is wrong by a factor, so few steps show little

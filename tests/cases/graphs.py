@@ -13,6 +13,10 @@ from tests.cases.base import BF16, OPS, Case, call, check, make
 from tests.harness.compare import Findings, first_difference
 
 MAX_M, MAX_N, MAX_K = 4096, 2048, 2048
+IN_PIECES = tuple(
+    f"fused:{config}"
+    for config in ("p128x192_2x1/m1/p4/s2", "p128x128_2x1/n1/p2/s4", "c128x256_2x1/m1/p8/s1", "p128x128_2x1/m4/p1/s1")
+)
 
 
 def prepared_group(ctx):
@@ -39,14 +43,21 @@ def capture(fn, pool=None):
     return graph, result
 
 
-def replays(ctx, op, slow_s, strategy="fused", sizes=()):
-    """One graph, new data in its static inputs before each replay; eager calls of other shapes in between."""
+SIZES = ((8, 256, 512), (0, 1024, MAX_K), (200, 520, 1032))  # 0: as many rows as the group has
+
+
+def replays(ctx, op, slow_s, strategy="fused", sizes=SIZES, rows_between=0):
+    """One graph, new data in its static inputs before each replay. In between eager calls of other shapes: by "fused", or
+    of `rows_between` rows by the strategy of the graph.
+    """
     findings = Findings()
     group = prepared_group(ctx)
-    for rows, n, k in sizes or ((8, 256, 512), (MAX_M // ctx.world // 8 * 8, 1024, MAX_K), (200, 520, 1032)):
+    for rows, n, k in sizes:
+        rows = rows or MAX_M // ctx.world // 8 * 8
         case = Case(op, rows, n, k, bias=True)
         static = make(ctx, case, group)
-        call(static, group=group, strategy=strategy)
+        first = call(static, group=group, strategy=strategy)
+        findings.add(f"before the capture, {case}", first_difference(first, static.expected().to(BF16), rank=ctx.rank))
         graph, y = capture(lambda static=static: call(static, group=group, strategy=strategy))
         outputs = []
         for turn in range(12):
@@ -60,10 +71,9 @@ def replays(ctx, op, slow_s, strategy="fused", sizes=()):
             graph.replay()
             outputs.append((turn, fresh, y.clone()))
             if turn % 3 == 2:
-                eager = Case(op, sizes[0][0] if sizes else 64 + turn, 264, 520, seed=turn)
-                findings.add(
-                    f"eager between, {eager}", check(ctx, eager, strategy=strategy if sizes else "fused", group=group)
-                )
+                eager = Case(op, rows_between or 64 + turn, 264, 520, seed=turn)
+                by = strategy if rows_between else "fused"
+                findings.add(f"eager between, {eager}", check(ctx, eager, strategy=by, group=group))
         for turn, fresh, got in outputs:
             want = fresh.expected().to(BF16)
             findings.add(f"replay {turn} of {case}", first_difference(got, want, rank=ctx.rank, rows_per_chunk=rows))
@@ -73,9 +83,9 @@ def replays(ctx, op, slow_s, strategy="fused", sizes=()):
 
 def replays_in_pieces(ctx, slow_s):
     """gemm_ar by the kernels for many rows: the reduced rows travel in pieces, and a second kernel collects them."""
-    sizes = ((512 * ctx.world, MAX_N - 8, 1032), (256 * ctx.world, 1032, 520))
-    configs = ("p128x192_2x1/m1/p4/s2", "p128x128_2x1/n1/p2/s4", "c128x256_2x1/m1/p8/s1", "p128x128_2x1/m4/p1/s1")
-    return sum(replays(ctx, "gemm_ar", slow_s, f"fused:{config}", sizes) for config in configs)
+    rows = 512 * ctx.world
+    sizes = ((rows, MAX_N - 8, 1032), (rows // 2, 1032, 520))
+    return sum(replays(ctx, "gemm_ar", slow_s, strategy, sizes, rows) for strategy in IN_PIECES)
 
 
 def back_to_back(ctx, replays_, slow_s, strategies=("fused",)):

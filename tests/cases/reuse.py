@@ -112,11 +112,11 @@ def chained(ctx, rounds, slow_s):
     return findings.finish()
 
 
-def constant_lag(ctx, op, laggard, rounds, slow_s, strategies=("fused",)):
+def constant_lag(ctx, op, laggard, rounds, slow_s, strategies=("fused",), size=()):
     """The same rank is always late: its peers run ahead as far as the protocol lets them."""
     findings = Findings()
     results = []
-    rows, n, k = SHAPES[ctx.device.type][2]
+    rows, n, k = size or SHAPES[ctx.device.type][2]
     for turn in range(rounds):
         case = Case(op, rows, n, k, seed=turn)
         operands = make(ctx, case)

@@ -34,5 +34,6 @@ class TestExamples(ExampleCases):
         done = subprocess.run([sys.executable, script, *options, out], capture_output=True, text=True, timeout=110)
         document = json.loads(out.read_text())
         assert done.returncode != 0, done.stdout
+        assert "gradients are apart" in done.stderr, done.stderr
         assert document["largest_difference"]["flux"] < TOLERANCE["cpu"], document["largest_difference"]
         assert document["last_loss"] < document["first_loss"]

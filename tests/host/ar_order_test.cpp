@@ -4,7 +4,7 @@
 //                 waits for its piece from each peer. Each item counts its tiles.
 //   side stream   push by push (csrc/cuda/gemm_ar.cpp): waits for the tiles of a piece, resets their count, and raises
 //                 the signal of the piece
-//   collecting    after these two: waits for all results of all peers
+//   collecting    after the GEMM, once the side stream has come to its last push: waits for all results of all peers
 //
 // A wait that is over stays over until the waiting side goes on. So whether the call ends does not depend on which side
 // moves first, and one order of moves stands for all.
@@ -29,21 +29,24 @@ struct Push {
   int owner, number;
 };
 
-// Of the side stream of r.rank. It sends the results of a section after the partials of the section that comes `lag`
-// later: 1 in gemm_ar; with -1 they come before those of their own section.
-std::vector<Push> pushes_of(ArResults const& r, int lag) {
+enum class Results { kAsInGemmAr, kBehindTheirPartials, kBeforeTheirPartials };
+
+// Of the side stream of r.rank.
+std::vector<Push> pushes_of(ArResults const& r, Results results) {
   std::vector<Push> pushes;
   int const count = r.pieces.count();
-  auto const is_section = [&](int section) { return 0 <= section && section < r.sections; };
-  for (int turn = -1; turn <= r.sections; ++turn) {
-    for (int i = 0; is_section(turn) && i < r.world * count; ++i) {
+  int next = 0;
+  auto const add_results = [&](int end) {
+    for (; next < end; ++next) pushes.push_back({r.rank, next});
+  };
+  for (int section = 0; section < r.sections; ++section) {
+    if (results == Results::kBeforeTheirPartials) add_results((section + 1) * count);
+    for (int i = 0; i < r.world * count; ++i) {
       auto const [step, piece] = rs_piece(i, r.world, r.pieces, r.pieces);
       int const owner = rs_chunk(r.rank, r.world, step);
-      if (owner != r.rank) pushes.push_back({owner, turn * count + piece});
+      if (owner != r.rank) pushes.push_back({owner, section * count + piece});
     }
-    for (int piece = 0; is_section(turn - lag) && piece < count; ++piece) {
-      pushes.push_back({r.rank, (turn - lag) * count + piece});
-    }
+    add_results(results == Results::kAsInGemmAr ? r.sent_after_partials_of(section) : (section + 1) * count);
   }
   return pushes;
 }
@@ -63,12 +66,12 @@ struct Rank {
 
 class Call {
  public:
-  Call(ArResults const& results, int num_clusters, int lag) {
+  Call(ArResults const& results, int num_clusters, Results order) {
     for (int rank = 0; rank < results.world; ++rank) {
       Rank r{results, {}, results.order.num_clusters() * results.world * results.sections, {}};
       r.results.rank = rank;
       for (int c = 0; c < num_clusters; ++c) r.next.push_back(c);
-      r.pushes = pushes_of(r.results, lag);
+      r.pushes = pushes_of(r.results, order);
       ranks_.push_back(r);
     }
   }
@@ -202,21 +205,22 @@ std::string text_of(ArResults const& r, int num_clusters) {
          std::to_string(num_clusters) + " clusters";
 }
 
-void check_that_calls_end(int lag) {
-  for_calls([lag](ArResults const& results, int num_clusters) {
-    Call call(results, num_clusters, lag);
+void check_that_calls_end(Results order) {
+  for_calls([order](ArResults const& results, int num_clusters) {
+    Call call(results, num_clusters, order);
     CHECK(call.ends(), "%s", text_of(results, num_clusters).c_str());
     call.check_that_all_is_used_once();
   });
 }
 
-void calls_end_and_use_all_once() { check_that_calls_end(/*lag=*/1); }
+void calls_end_and_use_all_once() { check_that_calls_end(Results::kAsInGemmAr); }
 
-void results_may_go_before_the_next_partials() { check_that_calls_end(/*lag=*/0); }
+void results_may_go_before_the_next_partials() { check_that_calls_end(Results::kBehindTheirPartials); }
 
 void results_before_their_partials_are_found() {
   for_calls([](ArResults const& results, int num_clusters) {
-    CHECK(!Call(results, num_clusters, /*lag=*/-1).ends(), "%s", text_of(results, num_clusters).c_str());
+    CHECK(!Call(results, num_clusters, Results::kBeforeTheirPartials).ends(), "%s",
+          text_of(results, num_clusters).c_str());
   });
 }
 

@@ -11,7 +11,6 @@
 #include <cstring>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "schedule/chunk_order.hpp"
@@ -216,8 +215,6 @@ void swizzle_matches_the_picture() {
     }
   }
 }
-
-// ---- pieces
 
 // The largest grids that fit 32-bit tile coordinates, at their ends.
 void large_tile_grids_do_not_overflow() {
