@@ -47,8 +47,8 @@ SIZES = ((8, 256, 512), (0, 1024, MAX_K), (200, 520, 1032))  # 0: as many rows a
 
 
 def replays(ctx, op, slow_s, strategy="fused", sizes=SIZES, rows_between=0):
-    """One graph, new data in its static inputs before each replay. In between eager calls of other shapes: by "fused", or
-    of `rows_between` rows by the strategy of the graph.
+    """One graph, new data in its static inputs before each replay. In between eager calls of other shapes: by "fused",
+    or of `rows_between` rows by the strategy of the graph.
     """
     findings = Findings()
     group = prepared_group(ctx)
