@@ -30,8 +30,8 @@
 //     where it comes to an own chunk it reads the partials of every peer, writes the result to all peers, then the
 //     signal. `push` reads the results of the peers (it is the copy into y). A section has two pieces, one of either
 //     kind. One-shot: `gemm` writes each piece to all ranks, its own copy too, then the signals; then it reads all of
-//     them. On CUDA, for many rows, `push` sends the partials as in gemm_rs, and the results behind them; a later kernel
-//     reads those of the peers: ar_order_test.cpp has the order.
+//     them. On CUDA, for many rows, `push` sends the partials as in gemm_rs, and the results behind them; a later
+//     kernel reads those of the peers: ar_order_test.cpp has the order.
 //
 // DEVICE-COUNTED CALLS (a CUDA graph has its addresses baked in, and is replayed in any order and any number of times)
 //
