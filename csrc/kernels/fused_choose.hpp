@@ -174,6 +174,14 @@ inline int64_t ar_region_bytes_at_most(Problem const& problem) {
   return send == 0 ? 0 : round_up(send, kRegionAlign) + problem.rows * problem.n * element_size(problem.dtype);
 }
 
+// Of a chunk, as gemm_ar will cut it.
+inline Pieces ar_pieces(Problem const& problem, LaunchChoice const& launch) {
+  int64_t const rows = section_problem(problem, launch.sections).rows;
+  TileShape const shape = kKernels[launch.kernel].config.shape;
+  TileOrder const order = make_tile_order(rows, problem.n, shape, launch.swizzle, launch.along_n);
+  return chunk_pieces(Op::kGemmAr, rows, order, launch.pieces);
+}
+
 inline FusedChoice many_rows_choice(Problem const& problem, int sections) {
   FusedChoice choice;
   choice.many_rows = choose_launch(chunks_problem(problem, sections));
@@ -285,7 +293,8 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
       if (launch.kernel != model.many_rows.kernel && !is_walk_of_pieces) continue;
       launch.sections = sections;
       launch.pieces = std::min(launch.pieces, most_pieces);
-      add({-1, launch, {}});
+      // With fewer blocks than pieces it is the choice of fewer pieces.
+      if (ar_pieces(problem, launch).count() == launch.pieces) add({-1, launch, {}});
     }
   }
   if (!few_first) add_few_rows();

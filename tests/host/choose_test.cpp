@@ -200,9 +200,11 @@ void what_gemm_ar_can_not_cut_is_refused() {
 
 void pieces_of_gemm_ar_are_varied_for_every_kernel() {
   for (int world : {2, 4}) {
+    Problem const p = problem_of(Op::kGemmAr, world, 8192, 8192, 7168);
     std::set<std::string> kernels, in_pieces;
-    for (FusedChoice const& choice : fused_candidates(problem_of(Op::kGemmAr, world, 8192, 8192, 7168))) {
+    for (FusedChoice const& choice : fused_candidates(p)) {
       if (choice.is_few_rows()) continue;
+      CHECK(ar_pieces(p, choice.many_rows).count() == choice.many_rows.pieces, "%s", choice.name(p.op).c_str());
       std::string const name = kKernels[choice.many_rows.kernel].config.name;
       kernels.insert(name);
       if (choice.many_rows.pieces == 4) in_pieces.insert(name);
