@@ -30,10 +30,8 @@ LaunchPlan launch_plan(Problem const& problem) {
   }
   LaunchChoice const& many = choice.many_rows;
   TileShape const shape = kKernels[many.kernel].config.shape;
-  int64_t const rows = problem.op == Op::kGemmAr ? section_problem(problem, many.sections).rows : problem.rows;
-  TileOrder const order = make_tile_order(rows, problem.n, shape, many.swizzle, many.along_n);
-  return {many, order, chunk_pieces(problem.op, rows, order, many.pieces),
-          rs_tile_bytes(shape.tile_m, shape.tile_n, element_size(problem.dtype))};
+  auto const [order, pieces] = cut_chunk(problem, many);
+  return {many, order, pieces, rs_tile_bytes(shape.tile_m, shape.tile_n, element_size(problem.dtype))};
 }
 
 std::string why_not_this_gpu() {

@@ -79,19 +79,30 @@ inline Problem chunks_problem(Problem const& problem, int sections) {
 // Of a section: a chunk of partials and one of results have a signal for each piece.
 inline int most_ar_pieces(int sections) { return kMaxPieces / (2 * sections); }
 
-// The pieces of a chunk, whose tiles have that order: of its rows (ag_gemm), or of the positions of its tiles. Those of
-// gemm_ar, of a chunk of a section, are blocks of y: see schedule/ar_results.hpp.
-inline Pieces chunk_pieces(Op op, int64_t rows, TileOrder const& order, int wanted) {
-  if (op == Op::kAgGemm) return make_pieces(rows, wanted, 1);
-  return make_pieces(order.num_tiles(), wanted, op == Op::kGemmAr ? order.tiles_of_block() : order.cluster_size());
+// How a choice cuts a chunk (gemm_ar: of a section): its tiles, and its pieces, of rows (ag_gemm) or of tile positions.
+// Those of gemm_ar are blocks of y: see schedule/ar_results.hpp.
+struct ChunkCut {
+  TileOrder order;
+  Pieces pieces;
+};
+inline ChunkCut cut_chunk(Problem const& problem, LaunchChoice const& launch) {
+  bool const ar = problem.op == Op::kGemmAr;
+  int64_t const rows = ar ? section_problem(problem, launch.sections).rows : problem.rows;
+  TileShape const shape = kKernels[launch.kernel].config.shape;
+  TileOrder const order = make_tile_order(rows, problem.n, shape, launch.swizzle, launch.along_n);
+  if (problem.op == Op::kAgGemm) return {order, make_pieces(rows, launch.pieces, 1)};
+  return {order, make_pieces(order.num_tiles(), launch.pieces, ar ? order.tiles_of_block() : order.cluster_size())};
+}
+
+inline int64_t section_chunk_bytes(Problem const& problem, int sections) {
+  return section_problem(problem, sections).rows * problem.n * element_size(problem.dtype);
 }
 
 // One, or two where the chunks of each are still sent at full speed: the first's results travel early, and more
 // sections would read the weight more often.
 inline int choose_sections(Problem const& problem) {
   bool const whole = problem.rows % (int64_t{2} * problem.world) == 0;
-  int64_t const chunk_bytes = section_problem(problem, 2).rows * problem.n * element_size(problem.dtype);
-  return whole && chunk_bytes >= kFullSpeedBytes ? 2 : 1;
+  return whole && section_chunk_bytes(problem, 2) >= kFullSpeedBytes ? 2 : 1;
 }
 
 constexpr int64_t kFewRows = 512;  // up to so many the kernels for many rows leave most of their tiles empty
@@ -174,19 +185,10 @@ inline int64_t ar_region_bytes_at_most(Problem const& problem) {
   return send == 0 ? 0 : round_up(send, kRegionAlign) + problem.rows * problem.n * element_size(problem.dtype);
 }
 
-// Of a chunk, as gemm_ar will cut it.
-inline Pieces ar_pieces(Problem const& problem, LaunchChoice const& launch) {
-  int64_t const rows = section_problem(problem, launch.sections).rows;
-  TileShape const shape = kKernels[launch.kernel].config.shape;
-  TileOrder const order = make_tile_order(rows, problem.n, shape, launch.swizzle, launch.along_n);
-  return chunk_pieces(Op::kGemmAr, rows, order, launch.pieces);
-}
-
 inline FusedChoice many_rows_choice(Problem const& problem, int sections) {
   FusedChoice choice;
   choice.many_rows = choose_launch(chunks_problem(problem, sections));
-  int64_t const chunk_bytes = section_problem(problem, sections).rows * problem.n * element_size(problem.dtype);
-  choice.many_rows.pieces = choose_pieces(chunk_bytes, most_ar_pieces(sections));
+  choice.many_rows.pieces = choose_pieces(section_chunk_bytes(problem, sections), most_ar_pieces(sections));
   choice.many_rows.sections = sections;
   return choice;
 }
@@ -294,7 +296,7 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
       launch.sections = sections;
       launch.pieces = std::min(launch.pieces, most_pieces);
       // With fewer blocks than pieces it is the choice of fewer pieces.
-      if (ar_pieces(problem, launch).count() == launch.pieces) add({-1, launch, {}});
+      if (cut_chunk(problem, launch).pieces.count() == launch.pieces) add({-1, launch, {}});
     }
   }
   if (!few_first) add_few_rows();

@@ -10,7 +10,6 @@
 // moves first, and one order of moves stands for all.
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -213,11 +212,11 @@ void check_that_calls_end(Results order) {
   });
 }
 
-void calls_end_and_use_all_once() { check_that_calls_end(Results::kAsInGemmAr); }
+void ar_calls_end_and_use_all_once() { check_that_calls_end(Results::kAsInGemmAr); }
 
-void results_may_go_before_the_next_partials() { check_that_calls_end(Results::kBehindTheirPartials); }
+void ar_results_may_go_before_the_next_partials() { check_that_calls_end(Results::kBehindTheirPartials); }
 
-void results_before_their_partials_are_found() {
+void ar_results_before_their_partials_are_found() {
   for_calls([](ArResults const& results, int num_clusters) {
     CHECK(!Call(results, num_clusters, Results::kBeforeTheirPartials).ends(), "%s",
           text_of(results, num_clusters).c_str());
@@ -225,18 +224,13 @@ void results_before_their_partials_are_found() {
 }
 
 }  // namespace
-}  // namespace flux::test
 
-int main(int argc, char** argv) {
-  using namespace flux::test;
-  Test const tests[] = {
-      TEST(calls_end_and_use_all_once),
-      TEST(results_may_go_before_the_next_partials),
-      TEST(results_before_their_partials_are_found),
+std::vector<Test> ar_order_tests() {
+  return {
+      TEST(ar_calls_end_and_use_all_once),
+      TEST(ar_results_may_go_before_the_next_partials),
+      TEST(ar_results_before_their_partials_are_found),
   };
-  for (Test const& test : tests) {
-    if (argc < 2) std::printf("%s\n", test.name);
-    if (argc > 1 && std::strcmp(argv[1], test.name) == 0) return test.run(), 0;
-  }
-  return argc < 2 ? 0 : 2;
 }
+
+}  // namespace flux::test

@@ -60,9 +60,7 @@ void pieces_have_signals() {
   for_many_problems([](Problem const& p) {
     LaunchChoice const choice = choose_launch(p);
     CHECK(choice.pieces >= 1 && choice.pieces <= kMaxPieces, "%d pieces", choice.pieces);
-    TileOrder const order =
-        make_tile_order(p.rows, p.n, kKernels[choice.kernel].config.shape, choice.swizzle, choice.along_n);
-    Pieces const pieces = chunk_pieces(p.op, p.rows, order, choice.pieces);
+    Pieces const pieces = cut_chunk(p, choice).pieces;
     CHECK(pieces.count() >= 1 && pieces.count() <= choice.pieces, "%d pieces of %d", pieces.count(), choice.pieces);
   });
 }
@@ -204,7 +202,7 @@ void pieces_of_gemm_ar_are_varied_for_every_kernel() {
     std::set<std::string> kernels, in_pieces;
     for (FusedChoice const& choice : fused_candidates(p)) {
       if (choice.is_few_rows()) continue;
-      CHECK(ar_pieces(p, choice.many_rows).count() == choice.many_rows.pieces, "%s", choice.name(p.op).c_str());
+      CHECK(cut_chunk(p, choice.many_rows).pieces.count() == choice.many_rows.pieces, "%s", choice.name(p.op).c_str());
       std::string const name = kKernels[choice.many_rows.kernel].config.name;
       kernels.insert(name);
       if (choice.many_rows.pieces == 4) in_pieces.insert(name);

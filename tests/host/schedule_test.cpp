@@ -263,6 +263,7 @@ int main(int argc, char** argv) {
   for (auto const& test : flux::test::pieces_tests()) tests.push_back(test);
   for (auto const& test : flux::test::workspace_tests()) tests.push_back(test);
   for (auto const& test : flux::test::ar_tests()) tests.push_back(test);
+  for (auto const& test : flux::test::ar_order_tests()) tests.push_back(test);
   for (auto const& test : flux::test::exchange_tests()) tests.push_back(test);
   for (auto const& test : tests) {
     if (list) std::printf("%s\n", test.name);

@@ -28,6 +28,7 @@ struct Test {
 std::vector<Test> pieces_tests();     // pieces_test.cpp
 std::vector<Test> workspace_tests();  // workspace_test.cpp
 std::vector<Test> ar_tests();         // ar_schedule_test.cpp
+std::vector<Test> ar_order_tests();   // ar_order_test.cpp
 std::vector<Test> exchange_tests();   // exchange_test.cpp
 
 }  // namespace flux::test

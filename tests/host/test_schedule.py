@@ -44,6 +44,9 @@ TESTS = [
     "ar_signals_are_distinct",
     "ar_bound_of_the_staged_rows_holds_and_grows",
     "ar_region_parts_are_disjoint",
+    "ar_calls_end_and_use_all_once",
+    "ar_results_may_go_before_the_next_partials",
+    "ar_results_before_their_partials_are_found",
     "exchange_slots_are_disjoint",
     "scatter_places_are_disjoint",
     "masks_have_the_vectors_with_rows_in_a_range",
@@ -55,7 +58,7 @@ TESTS = [
 @pytest.fixture(scope="module")
 def schedule_test(build_program):
     flags = ["-O1", "-fsanitize=undefined,signed-integer-overflow", "-fno-sanitize-recover=all"]
-    parts = ["schedule", "pieces", "workspace", "ar_schedule", "exchange"]
+    parts = ["schedule", "pieces", "workspace", "ar_schedule", "ar_order", "exchange"]
     sources = [f"{part}_test.cpp" for part in parts]
     return build_program("schedule_test", sources, flags)
 
