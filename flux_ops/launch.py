@@ -16,6 +16,8 @@ import torch.distributed as dist
 
 from flux_ops import shared_gpu
 
+STACKS_SIGNAL = signal.SIGUSR1  # a rank that gets it prints its stacks
+
 
 @dataclasses.dataclass
 class Place:
@@ -81,6 +83,11 @@ def run_ranks(world, limit_s, command=None):
             time.sleep(0.02)
         return next((p.returncode for p in ranks if p.poll()), 0 if all(p.poll() == 0 for p in ranks) else 1)
     finally:
+        stuck = [p for p in ranks if p.poll() is None]
+        for p in stuck:
+            p.send_signal(STACKS_SIGNAL)
+        if stuck:
+            time.sleep(0.5)
         for p in ranks:
             if p.poll() is None:
                 p.kill()
@@ -90,6 +97,7 @@ def run_ranks(world, limit_s, command=None):
 @contextlib.contextmanager
 def joined(device_type):
     """Join the process group as the environment says; leave it at the end."""
+    faulthandler.register(STACKS_SIGNAL)
     with contextlib.suppress(OSError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: don't outlive the launcher
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
