@@ -91,7 +91,8 @@ inline ChunkCut cut_chunk(Problem const& problem, LaunchChoice const& launch) {
   TileShape const shape = kKernels[launch.kernel].config.shape;
   TileOrder const order = make_tile_order(rows, problem.n, shape, launch.swizzle, launch.along_n);
   if (problem.op == Op::kAgGemm) return {order, make_pieces(rows, launch.pieces, 1)};
-  return {order, make_pieces(order.num_tiles(), launch.pieces, ar ? order.tiles_of_block() : order.cluster_size())};
+  int32_t const granule = ar ? order.tiles_of_block() : order.cluster_size();
+  return {order, make_pieces(order.num_tiles(), launch.pieces, std::max(granule, 1))};  // an empty chunk has no block
 }
 
 inline int64_t section_chunk_bytes(Problem const& problem, int sections) {

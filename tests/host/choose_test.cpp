@@ -214,8 +214,8 @@ void pieces_of_gemm_ar_are_varied_for_every_kernel() {
 void fused_candidates_run_and_are_read_back() {
   for (Op op : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
     for (int world : {2, 3, 4, 8}) {
-      for (int64_t m : {1, 16, 17, 64, 100, 128, 200, 512, 1000, 1024, 8192}) {
-        for (int64_t n : {8, 4096, 8192}) {
+      for (int64_t m : {0, 1, 16, 17, 64, 100, 128, 200, 512, 1000, 1024, 8192}) {
+        for (int64_t n : {0, 8, 4096, 8192}) {
           Problem const p = problem_of(op, world, rows_of(op, world, m), n, 4096);
           for (FusedChoice const& choice : fused_candidates(p)) {
             std::string const name = choice.name(op);
