@@ -1,4 +1,4 @@
-"""The row-parallel layer for vLLM, with a stand-in for what it uses of vLLM: vLLM itself is not needed, nor tested."""
+"""The row-parallel layer for vLLM, with a stand-in for what it uses of vLLM; cases/vllm.py has the tests inside it."""
 
 import sys
 import types
@@ -51,6 +51,7 @@ def stand_in():
     group = types.SimpleNamespace(device_group=dist.group.WORLD)
     linear = {"RowParallelLinear": RowParallelLinear, "UnquantizedLinearMethod": UnquantizedLinearMethod}
     contents = {
+        "vllm.envs": {"VLLM_BATCH_INVARIANT": False, "environment_variables": {}},
         "vllm.distributed.parallel_state": {"get_tp_group": lambda: group},
         "vllm.model_executor.custom_op": {"PluggableLayer": PluggableLayer},
         "vllm.model_executor.layers.linear": linear,
@@ -71,6 +72,7 @@ def layer_in_vllm(ctx):
         for name, module in stand_in().items():
             patch.setitem(sys.modules, name, module)
         patch.setenv("FLUX_VLLM", "1")
+        vllm.register.cache_clear()
         vllm.plugin()
         ours = PluggableLayer.registered["RowParallelLinear"]
         cases = (
@@ -99,6 +101,7 @@ def not_asked_for(ctx):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "vllm", None)  # an import of vllm fails
         patch.delenv("FLUX_VLLM", raising=False)
+        vllm.register.cache_clear()
         vllm.plugin()
 
 

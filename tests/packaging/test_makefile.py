@@ -32,6 +32,8 @@ def test_fresh_machine_gets_an_environment_in_this_folder():
     assert places == sorted(places)
     assert "--no-deps -r requirements/megatron.txt" in commands
     assert "requirements/megatron.txt" not in dry_run("demo", "VENV=none-here", "HAS_GPU=")
+    assert "--target none-here/vllm -r requirements/vllm.txt" in commands
+    assert "requirements/vllm.txt" not in dry_run("demo", "VENV=none-here", "HAS_GPU=")
     assert "requirements/cutlass.txt" not in commands
 
 

@@ -1,0 +1,5 @@
+from tests.cases.vllm import VllmCases
+
+
+class TestVllm(VllmCases):
+    pass
