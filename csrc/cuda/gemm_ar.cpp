@@ -64,7 +64,10 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   int const last = results.num_pieces() - 1;
   for (int section = 0, number = 0; section < sections; ++section) {  // in the order of ar_item
     push_partials(call, view, plan, args, section);
-    for (; number < std::min(results.sent_after_partials_of(section), last); ++number) {
+    int const sent = results.sent_after_partials_of(section);
+    // Results wait for the peers, and these for partials that may lie behind them if the lanes share a queue.
+    if (number < sent) call.meet();
+    for (; number < std::min(sent, last); ++number) {
       take_results(number);
       push_results(number);
     }

@@ -17,9 +17,11 @@ void check(cudaError_t error, char const* action) {
 Workspace::Workspace(WorkspaceView const& view) : view_(view) {
   int least = 0, greatest = 0;
   check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "reading the stream priorities");
-  check(cudaStreamCreateWithPriority(&side_stream_, cudaStreamNonBlocking, greatest), "creating the copy stream");
+  for (Lane& lane : lanes_) {
+    check(cudaStreamCreateWithPriority(&lane.stream, cudaStreamNonBlocking, greatest), "creating a copy stream");
+    check(cudaEventCreateWithFlags(&lane.reached, cudaEventDisableTiming), "creating an event");
+  }
   check(cudaEventCreateWithFlags(&fork_, cudaEventDisableTiming), "creating an event");
-  check(cudaEventCreateWithFlags(&join_, cudaEventDisableTiming), "creating an event");
   check(cudaHostAlloc(&fault_, sizeof(FaultRecord), cudaHostAllocPortable), "allocating the fault record");
   *fault_ = FaultRecord{};
   watch_faults(this);
@@ -28,9 +30,11 @@ Workspace::Workspace(WorkspaceView const& view) : view_(view) {
 Workspace::~Workspace() {  // errors are ignored: the context may be lost already
   unwatch_faults(this);
   cudaFreeHost(fault_);
-  cudaEventDestroy(join_);
   cudaEventDestroy(fork_);
-  cudaStreamDestroy(side_stream_);
+  for (Lane const& lane : lanes_) {
+    cudaEventDestroy(lane.reached);
+    cudaStreamDestroy(lane.stream);
+  }
 }
 
 std::string Workspace::fault_message() const {
@@ -110,15 +114,34 @@ Epoch* Call::arrived(int r, int source) const {
 }
 
 void Call::fork() {
-  send_held_signal();
   check(cudaEventRecord(workspace_.fork_, stream_), "recording an event");
-  check(cudaStreamWaitEvent(workspace_.side_stream_, workspace_.fork_, 0), "starting the copy stream");
+  for (bool& forked : forked_) forked = false;
+}
+
+cudaStream_t Call::lane() {
+  cudaStream_t const stream = workspace_.lanes_[lane_].stream;
+  if (!std::exchange(forked_[lane_], true)) check(cudaStreamWaitEvent(stream, workspace_.fork_, 0), "starting a lane");
+  return stream;
+}
+
+void Call::wait_for(Workspace::Lane const& other, cudaStream_t stream) {
+  check(cudaEventRecord(other.reached, other.stream), "recording an event");
+  check(cudaStreamWaitEvent(stream, other.reached, 0), "joining a lane");
 }
 
 void Call::take_tiles(uint32_t* counter, int32_t count) {
-  Epoch* const word = std::exchange(held_signal_, nullptr);
-  check(stream_take(workspace_.side_stream_, counter, static_cast<uint32_t>(count), word, wait_.signal),
-        "waiting for tiles");
+  lane_ = 1 - lane_;
+  Epoch* const word = std::exchange(held_signal_[lane_], nullptr);
+  check(stream_take(lane(), counter, static_cast<uint32_t>(count), word, wait_.signal), "waiting for tiles");
+}
+
+void Call::meet() {
+  for (int i = 0; i < 2; ++i, lane_ = 1 - lane_) {
+    lane();
+    send_held_signal();
+  }
+  wait_for(workspace_.lanes_[0], workspace_.lanes_[1].stream);
+  wait_for(workspace_.lanes_[1], workspace_.lanes_[0].stream);
 }
 
 void Call::push(void* to, void const* from, int64_t bytes, Epoch* signal) {
@@ -132,48 +155,50 @@ void Call::push_tiles(uint32_t* counter, int32_t count, void* to, void const* fr
   if (is_replayed()) {
     send_signal(signal);
   } else {
-    held_signal_ = signal;
+    held_signal_[lane_] = signal;
   }
 }
 
 void Call::push_rows(void* to, void const* from, int64_t pitch, int64_t width, int64_t rows, Epoch* signal) {
   send_held_signal();
   wait_until_may_push();
-  check(cudaMemcpy2DAsync(to, pitch, from, pitch, width, rows, cudaMemcpyDeviceToDevice, workspace_.side_stream_),
-        "a push to a peer");
+  check(cudaMemcpy2DAsync(to, pitch, from, pitch, width, rows, cudaMemcpyDeviceToDevice, lane()), "a push to a peer");
   send_signal(signal);
 }
 
 void Call::copy(void* to, void const* from, int64_t bytes) {
   send_held_signal();
   wait_until_may_push();
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, workspace_.side_stream_), "a push to a peer");
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, lane()), "a push to a peer");
 }
 
 void Call::wait_until_may_push() {
-  if (may_push_) return;
-  check(stream_take(workspace_.side_stream_, &replayed_.local->may_push, 1), "waiting for the start of a call");
-  may_push_ = true;
+  if (std::exchange(may_push_, true)) return;
+  check(stream_take(lane(), &replayed_.local->may_push, 1), "waiting for the start of a call");
+  lane_ = 1 - lane_;  // the other one is in the same state
+  wait_for(workspace_.lanes_[1 - lane_], lane());
+  lane_ = 1 - lane_;
 }
 
 void Call::send_signal(Epoch* signal) {
-  cudaStream_t const stream = workspace_.side_stream_;
   if (is_replayed()) {
-    check(cudaMemcpyAsync(signal, &replayed_.local->signal, sizeof(Epoch), cudaMemcpyDeviceToDevice, stream),
+    check(cudaMemcpyAsync(signal, &replayed_.local->signal, sizeof(Epoch), cudaMemcpyDeviceToDevice, lane()),
           "a signal to a peer");
   } else {
-    check(stream_write(stream, signal, wait_.signal), "a signal to a peer");
+    check(stream_write(lane(), signal, wait_.signal), "a signal to a peer");
   }
 }
 
 void Call::send_held_signal() {
-  if (held_signal_ != nullptr) send_signal(std::exchange(held_signal_, nullptr));
+  if (held_signal_[lane_] != nullptr) send_signal(std::exchange(held_signal_[lane_], nullptr));
 }
 
 void Call::join() {
-  send_held_signal();
-  check(cudaEventRecord(workspace_.join_, workspace_.side_stream_), "recording an event");
-  check(cudaStreamWaitEvent(stream_, workspace_.join_, 0), "joining the copy stream");
+  for (int i = 0; i < 2; ++i, lane_ = 1 - lane_) {
+    if (!forked_[lane_]) continue;
+    send_held_signal();
+    wait_for(workspace_.lanes_[lane_], stream_);
+  }
 }
 
 void copy_gathered(Problem const& problem, Operands const& operands, std::byte const* region, cudaStream_t stream) {

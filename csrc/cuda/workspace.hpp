@@ -1,5 +1,5 @@
 #pragma once
-// The CUDA side of a workspace: the stream that drives the copy engine, and the state of the protocol on this rank.
+// The CUDA side of a workspace: the streams that drive the copy engines, and the state of the protocol on this rank.
 //
 // Protocol, one call of any op on a group:
 //
@@ -58,9 +58,12 @@ class Workspace {
   void note_capture(cudaStream_t stream);
 
   WorkspaceView view_;
-  cudaStream_t side_stream_ = nullptr;
+  struct Lane {
+    cudaStream_t stream = nullptr;
+    cudaEvent_t reached = nullptr;
+  };
+  Lane lanes_[2];
   cudaEvent_t fork_ = nullptr;
-  cudaEvent_t join_ = nullptr;
   FaultRecord* fault_ = nullptr;  // pinned
   double timeout_seconds_ = 0;    // of the last call
   bool replayed_ = false;         // rule 5 holds
@@ -70,7 +73,9 @@ class Workspace {
 // call too, or leaves that to a later kernel; or a small kernel before all others.
 enum class BegunBy { kGemm, kKernelOfItsOwn };
 
-// One call in flight between its first and its last launch on the caller's stream.
+// One call in flight between its first and its last launch on the caller's stream. Pushes of tiles go to two side
+// streams in turn, the lanes: beside a copy, the wait ahead of the next one and the signal behind the last one take no
+// time of the link, which they would for 5 us of each push.
 class Call {
  public:
   Call(Workspace& workspace, Problem const& problem, CallInfo const& info, cudaStream_t stream, BegunBy begun_by);
@@ -84,22 +89,25 @@ class Call {
   // The signals of this call at rank `r`, written by `source`.
   Epoch* arrived(int r, int source) const;
 
-  // Lets the side stream start, or go on: what is enqueued on it next sees all that the caller's stream has done so
-  // far.
+  // Lets the lanes start, or go on: what is enqueued on them next sees all that the caller's stream has done so far.
   void fork();
-  // Holds back the side stream until a kernel has counted so many tiles, and starts to count anew.
+  // Goes over to the other lane, and holds it back until a kernel has counted so many tiles, and starts to count anew.
   void take_tiles(uint32_t* counter, int32_t count);
-  // Enqueues, on the side stream, a copy to a peer and the signal that it has arrived.
+  // Each lane goes on only when the other one has done what is enqueued so far, held signals included.
+  void meet();
+  // Enqueues, on the lane, a copy to a peer and the signal that it has arrived.
   void push(void* to, void const* from, int64_t bytes, Epoch* signal);
   // The same once a kernel has counted so many tiles. The signal goes out with what is called next.
   void push_tiles(uint32_t* counter, int32_t count, void* to, void const* from, int64_t bytes, Epoch* signal);
   // As push, for a block of rows: `width` bytes of every `pitch`, on both sides.
   void push_rows(void* to, void const* from, int64_t pitch, int64_t width, int64_t rows, Epoch* signal);
-  // Makes the caller's stream wait for all that is enqueued on the side stream so far. The last launch of a call is
-  // followed by one: rule 4.
+  // Makes the caller's stream wait for all that is enqueued on the lanes so far. The last launch of a call is followed
+  // by one: rule 4.
   void join();
 
  private:
+  cudaStream_t lane();
+  void wait_for(Workspace::Lane const& other, cudaStream_t stream);
   void copy(void* to, void const* from, int64_t bytes);
   void wait_until_may_push();
   void send_signal(Epoch* signal);
@@ -112,7 +120,9 @@ class Call {
   SignalWait wait_;
   ReplayedCall replayed_;
   bool may_push_ = true;
-  Epoch* held_signal_ = nullptr;  // of the last push_tiles; eager only
+  int lane_ = 0;                       // of what is enqueued next
+  bool forked_[2] = {};                // each lane, since the last fork()
+  Epoch* held_signal_[2] = {nullptr};  // of each lane's last push_tiles; eager only
 };
 
 // Fills operands.gathered, where it is asked for, from the own shard and the region where all others have arrived.

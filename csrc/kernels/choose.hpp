@@ -13,8 +13,8 @@ namespace flux {
 constexpr int64_t kFullSpeedBytes = int64_t{4} << 20;  // of a push, about
 
 // Pieces of a chunk of `bytes`: each big enough for the copy engine to run at full speed.
-inline int choose_pieces(int64_t bytes, int most) {
-  int64_t const pieces = bytes / kFullSpeedBytes;
+inline int choose_pieces(int64_t bytes, int most, int64_t least = kFullSpeedBytes) {
+  int64_t const pieces = bytes / least;
   return pieces < 1 ? 1 : pieces > most ? most : static_cast<int>(pieces);
 }
 

@@ -99,11 +99,18 @@ inline int64_t section_chunk_bytes(Problem const& problem, int sections) {
   return section_problem(problem, sections).rows * problem.n * element_size(problem.dtype);
 }
 
-// One, or two where the chunks of each are still sent at full speed: the first's results travel early, and more
-// sections would read the weight more often.
+// Of a piece of gemm_ar. With more than two ranks pushes of several come to one at a time, which takes them longer, and
+// there are more of them.
+inline int64_t ar_piece_bytes(int world) { return world == 2 ? kFullSpeedBytes : 2 * kFullSpeedBytes; }
+
+// As many as leave chunks of a piece or more: the first's results travel early. With two ranks not more than two, as
+// each section reads the weight anew, which takes longer than the fewer results that are left for the end.
 inline int choose_sections(Problem const& problem) {
-  bool const whole = problem.rows % (int64_t{2} * problem.world) == 0;
-  return whole && section_chunk_bytes(problem, 2) >= kFullSpeedBytes ? 2 : 1;
+  for (int sections = problem.world == 2 ? 2 : kMostArSections; sections > 1; sections /= 2) {
+    bool const whole = problem.rows % (int64_t{sections} * problem.world) == 0;
+    if (whole && section_chunk_bytes(problem, sections) >= ar_piece_bytes(problem.world)) return sections;
+  }
+  return 1;
 }
 
 constexpr int64_t kFewRows = 512;  // up to so many the kernels for many rows leave most of their tiles empty
@@ -189,7 +196,8 @@ inline int64_t ar_region_bytes_at_most(Problem const& problem) {
 inline FusedChoice many_rows_choice(Problem const& problem, int sections) {
   FusedChoice choice;
   choice.many_rows = choose_launch(chunks_problem(problem, sections));
-  choice.many_rows.pieces = choose_pieces(section_chunk_bytes(problem, sections), most_ar_pieces(sections));
+  choice.many_rows.pieces =
+      choose_pieces(section_chunk_bytes(problem, sections), most_ar_pieces(sections), ar_piece_bytes(problem.world));
   choice.many_rows.sections = sections;
   return choice;
 }

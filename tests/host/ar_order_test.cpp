@@ -2,9 +2,11 @@
 //
 //   GEMM          G clusters; cluster c computes items c, c + G, c + 2G ... of ar_item. An item of the own chunk first
 //                 waits for its piece from each peer. Each item counts its tiles.
-//   side stream   push by push (csrc/cuda/gemm_ar.cpp): waits for the tiles of a piece, resets their count, and raises
-//                 the signal of the piece
-//   collecting    after the GEMM, once the side stream has come to its last push: waits for all results of all peers
+//   side streams  push by push (csrc/cuda/gemm_ar.cpp), two lanes in turn: waits for the tiles of a piece, resets their
+//                 count, and raises the signal of the piece. Ahead of results the lanes meet. Whoever executes them may
+//                 have but one queue: here they are one after the other, as enqueued, or lane by lane between two
+//                 meetings
+//   collecting    after the GEMM, once the lanes have come to their last push: waits for all results of all peers
 //
 // A wait that is over stays over until the waiting side goes on. So whether the call ends does not depend on which side
 // moves first, and one order of moves stands for all.
@@ -26,13 +28,33 @@ namespace {
 // Of a piece: a partial, to the owner of its chunk, or the results of the own chunk, to all peers.
 struct Push {
   int owner, number;
+  int lane = 0;
+  bool is_met = false;  // the lanes meet before it
 };
 
 enum class Results { kAsInGemmAr, kBehindTheirPartials, kBeforeTheirPartials };
+enum class Lanes { kOneQueue, kFirstFirst, kSecondFirst, kSecondFirstUnmet, kHeldSignals, kHeldSignalsUnmet };
+bool in_order(Lanes lanes) { return lanes == Lanes::kOneQueue || lanes >= Lanes::kHeldSignals; }
+bool meets(Lanes lanes) { return lanes != Lanes::kSecondFirstUnmet && lanes != Lanes::kHeldSignalsUnmet; }
 
-// Of the side stream of r.rank.
-std::vector<Push> pushes_of(ArResults const& r, Results results) {
+// The pushes from `begin` on, lane by lane.
+void part_lanes(std::vector<Push>& pushes, size_t begin, Lanes lanes) {
+  for (size_t i = begin; i < pushes.size(); ++i) pushes[i].lane = i % 2;
+  if (in_order(lanes)) return;
+  std::vector<Push> of_lane[2];
+  for (size_t i = begin; i < pushes.size(); ++i) of_lane[i % 2].push_back(pushes[i]);
+  bool const swapped = lanes != Lanes::kFirstFirst;
+  pushes.resize(begin);
+  for (int i = 0; i < 2; ++i) {
+    std::vector<Push> const& lane = of_lane[swapped ? 1 - i : i];
+    pushes.insert(pushes.end(), lane.begin(), lane.end());
+  }
+}
+
+// Of the side streams of r.rank.
+std::vector<Push> pushes_of(ArResults const& r, Results results, Lanes lanes) {
   std::vector<Push> pushes;
+  size_t met = 0;  // how many there were when the lanes met
   int const count = r.pieces.count();
   int next = 0;
   auto const add_results = [&](int end) {
@@ -45,8 +67,16 @@ std::vector<Push> pushes_of(ArResults const& r, Results results) {
       int const owner = rs_chunk(r.rank, r.world, step);
       if (owner != r.rank) pushes.push_back({owner, section * count + piece});
     }
-    add_results(results == Results::kAsInGemmAr ? r.sent_after_partials_of(section) : (section + 1) * count);
+    int const end = results == Results::kAsInGemmAr ? r.sent_after_partials_of(section) : (section + 1) * count;
+    bool const meet = end > next && meets(lanes);
+    if (meet) {
+      part_lanes(pushes, met, lanes);
+      met = pushes.size();
+    }
+    add_results(end);
+    if (meet) pushes[met].is_met = true;
   }
+  part_lanes(pushes, met, lanes);
   return pushes;
 }
 
@@ -58,6 +88,8 @@ struct Rank {
   int32_t items_left;
   std::vector<Push> pushes;
   size_t pushed = 0;
+  bool holds_signals = false;
+  std::vector<Push> held;  // partials whose signals go out with what their lane does next
   bool has_ended = false;
   int32_t tiles_done[kMaxWorld][kMaxPieces] = {};  // [owner][number of the piece]
   Signal arrived[kMaxWorld][kMaxPieces] = {};      // [source][signal]
@@ -65,12 +97,15 @@ struct Rank {
 
 class Call {
  public:
-  Call(ArResults const& results, int num_clusters, Results order) {
+  Call(ArResults const& results, int num_clusters, Results order, Lanes lanes = Lanes::kOneQueue) {
     for (int rank = 0; rank < results.world; ++rank) {
-      Rank r{results, {}, results.order.num_clusters() * results.world * results.sections, {}};
+      Rank r;
+      r.results = results;
       r.results.rank = rank;
+      r.items_left = results.order.num_clusters() * results.world * results.sections;
       for (int c = 0; c < num_clusters; ++c) r.next.push_back(c);
-      r.pushes = pushes_of(r.results, order);
+      r.pushes = pushes_of(r.results, order, lanes);
+      r.holds_signals = lanes >= Lanes::kHeldSignals;
       ranks_.push_back(r);
     }
   }
@@ -112,7 +147,11 @@ class Call {
 
   int push(Rank& r) {
     size_t const before = r.pushed;
-    while (r.pushed < r.pushes.size() && send(r, r.pushes[r.pushed])) ++r.pushed;
+    for (; r.pushed < r.pushes.size(); ++r.pushed) {
+      Push const& next = r.pushes[r.pushed];
+      send_held(r, [&next](Push const& one) { return next.is_met || one.lane == next.lane; });
+      if (!send(r, next)) break;
+    }
     return int(r.pushed - before);
   }
 
@@ -148,6 +187,23 @@ class Call {
     int32_t& done = r.tiles_done[push.owner][push.number];
     if (done < a.pieces.size(push.number % a.pieces.count())) return false;
     done = 0;
+    if (r.holds_signals && push.owner != a.rank) {
+      r.held.push_back(push);
+    } else {
+      signal(r, push);
+    }
+    return true;
+  }
+
+  template <class Is>
+  void send_held(Rank& r, Is const& is) {
+    auto const kept = std::stable_partition(r.held.begin(), r.held.end(), [&](Push const& one) { return !is(one); });
+    for (auto one = kept; one != r.held.end(); ++one) signal(r, *one);
+    r.held.erase(kept, r.held.end());
+  }
+
+  void signal(Rank& r, Push push) {
+    ArResults const& a = r.results;
     bool const is_result = push.owner == a.rank;
     int const signal = is_result ? a.signal(push.number) : push.number;
     CHECK(0 <= signal && signal < kMaxPieces, "signal %d", signal);
@@ -157,7 +213,6 @@ class Call {
       CHECK(word == Signal::kNotRaised, "signal %d of rank %d to %d comes twice", signal, a.rank, to.results.rank);
       word = Signal::kRaised;
     }
-    return true;
   }
 
   static bool have_arrived(Rank& r, int signal) {  // from all peers
@@ -204,9 +259,9 @@ std::string text_of(ArResults const& r, int num_clusters) {
          std::to_string(num_clusters) + " clusters";
 }
 
-void check_that_calls_end(Results order) {
-  for_calls([order](ArResults const& results, int num_clusters) {
-    Call call(results, num_clusters, order);
+void check_that_calls_end(Results order, Lanes lanes = Lanes::kOneQueue) {
+  for_calls([order, lanes](ArResults const& results, int num_clusters) {
+    Call call(results, num_clusters, order, lanes);
     CHECK(call.ends(), "%s", text_of(results, num_clusters).c_str());
     call.check_that_all_is_used_once();
   });
@@ -215,6 +270,23 @@ void check_that_calls_end(Results order) {
 void ar_calls_end_and_use_all_once() { check_that_calls_end(Results::kAsInGemmAr); }
 
 void ar_results_may_go_before_the_next_partials() { check_that_calls_end(Results::kBehindTheirPartials); }
+
+void ar_lanes_may_share_a_queue() {
+  for (Lanes const lanes : {Lanes::kFirstFirst, Lanes::kSecondFirst, Lanes::kHeldSignals}) {
+    check_that_calls_end(Results::kAsInGemmAr, lanes);
+  }
+}
+
+void ar_lanes_that_do_not_meet_are_found() {
+  for (Lanes const lanes : {Lanes::kSecondFirstUnmet, Lanes::kHeldSignalsUnmet}) {
+    bool found = false;
+    for_calls([lanes, &found](ArResults const& results, int num_clusters) {
+      Call call(results, num_clusters, Results::kAsInGemmAr, lanes);
+      found = !call.ends() || found;
+    });
+    CHECK(found, "all calls end");
+  }
+}
 
 void ar_results_before_their_partials_are_found() {
   for_calls([](ArResults const& results, int num_clusters) {
@@ -229,6 +301,8 @@ std::vector<Test> ar_order_tests() {
   return {
       TEST(ar_calls_end_and_use_all_once),
       TEST(ar_results_may_go_before_the_next_partials),
+      TEST(ar_lanes_may_share_a_queue),
+      TEST(ar_lanes_that_do_not_meet_are_found),
       TEST(ar_results_before_their_partials_are_found),
   };
 }

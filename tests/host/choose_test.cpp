@@ -168,7 +168,8 @@ void sections_are_two_where_full_pushes_leave_them() {
     int sections;
   };
   for (Row const row : {Row{2, 16384, 8192, 2}, Row{2, 4100, 8192, 2}, Row{2, 4098, 8192, 1}, Row{2, 1024, 8192, 2},
-                        Row{2, 1024, 4096, 1}, Row{8, 4096, 8192, 2}, Row{8, 2048, 8192, 1}}) {
+                        Row{2, 1024, 4096, 1}, Row{4, 8192, 8192, 4}, Row{4, 8192, 4096, 2}, Row{4, 4096, 8192, 2},
+                        Row{4, 2048, 8192, 1}, Row{8, 4096, 8192, 1}}) {
     Problem const p = problem_of(Op::kGemmAr, row.world, row.m, row.n, 4096);
     CHECK(choose_sections(p) == row.sections, "M %ld, N %ld, %d ranks: %d", long(row.m), long(row.n), row.world,
           choose_sections(p));
