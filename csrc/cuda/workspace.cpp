@@ -115,18 +115,24 @@ Epoch* Call::arrived(int r, int source) const {
 
 void Call::fork() {
   check(cudaEventRecord(workspace_.fork_, stream_), "recording an event");
-  for (bool& forked : forked_) forked = false;
+  for (int i = 0; i < 2; ++i) {
+    if (in_use_[i]) follow_fork(workspace_.lanes_[i].stream);
+  }
+}
+
+void Call::follow_fork(cudaStream_t stream) {
+  check(cudaStreamWaitEvent(stream, workspace_.fork_, 0), "starting a copy stream");
 }
 
 cudaStream_t Call::lane() {
   cudaStream_t const stream = workspace_.lanes_[lane_].stream;
-  if (!std::exchange(forked_[lane_], true)) check(cudaStreamWaitEvent(stream, workspace_.fork_, 0), "starting a lane");
+  if (!std::exchange(in_use_[lane_], true)) follow_fork(stream);
   return stream;
 }
 
 void Call::wait_for(Workspace::Lane const& other, cudaStream_t stream) {
   check(cudaEventRecord(other.reached, other.stream), "recording an event");
-  check(cudaStreamWaitEvent(stream, other.reached, 0), "joining a lane");
+  check(cudaStreamWaitEvent(stream, other.reached, 0), "joining a copy stream");
 }
 
 void Call::take_tiles(uint32_t* counter, int32_t count) {
@@ -195,7 +201,7 @@ void Call::send_held_signal() {
 
 void Call::join() {
   for (int i = 0; i < 2; ++i, lane_ = 1 - lane_) {
-    if (!forked_[lane_]) continue;
+    if (!in_use_[lane_]) continue;
     send_held_signal();
     wait_for(workspace_.lanes_[lane_], stream_);
   }

@@ -106,7 +106,8 @@ class Call {
   void join();
 
  private:
-  cudaStream_t lane();
+  void follow_fork(cudaStream_t stream);
+  cudaStream_t lane();  // that of lane_, which is in use from now on
   void wait_for(Workspace::Lane const& other, cudaStream_t stream);
   void copy(void* to, void const* from, int64_t bytes);
   void wait_until_may_push();
@@ -121,7 +122,7 @@ class Call {
   ReplayedCall replayed_;
   bool may_push_ = true;
   int lane_ = 0;                       // of what is enqueued next
-  bool forked_[2] = {};                // each lane, since the last fork()
+  bool in_use_[2] = {};                // each lane, by this call
   Epoch* held_signal_[2] = {nullptr};  // of each lane's last push_tiles; eager only
 };
 
