@@ -79,15 +79,14 @@ def run_ranks(world, limit_s, command=None):
             if time.monotonic() > deadline:
                 if not failed:
                     print(f"No end after {limit_s:.0f} s: stopping the ranks.", file=sys.stderr)
+                for p in ranks:
+                    if p.poll() is None:
+                        p.send_signal(STACKS_SIGNAL)
+                time.sleep(0.5)
                 break
             time.sleep(0.02)
         return next((p.returncode for p in ranks if p.poll()), 0 if all(p.poll() == 0 for p in ranks) else 1)
     finally:
-        stuck = [p for p in ranks if p.poll() is None]
-        for p in stuck:
-            p.send_signal(STACKS_SIGNAL)
-        if stuck:
-            time.sleep(0.5)
         for p in ranks:
             if p.poll() is None:
                 p.kill()

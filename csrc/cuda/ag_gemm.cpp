@@ -32,7 +32,7 @@ void ag_gemm(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   auto const start_gemm = [&] {
     check(kLaunchers[plan.choice.kernel].ag_gemm[element_index(problem.dtype)](args, stream), "launching ag_gemm");
   };
-  bool const gemm_first = call.is_replayed();  // the side stream waits for it; else the first push need not be late
+  bool const gemm_first = call.is_replayed();  // the copy stream waits for it; else the first push need not be late
   call.fork();
   if (gemm_first) start_gemm();
   for (int step = 0; step < problem.world - 1; ++step) {

@@ -29,7 +29,7 @@ void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   args.parts = interleaved_parts(plan.pieces, plan.choice.same_order);
 
   call.fork();
-  // First the kernel: its counters are what the side stream waits for.
+  // First the kernel: its counters are what the copy streams wait for.
   check(kLaunchers[plan.choice.kernel].gemm_rs[element_index(problem.dtype)](args, stream), "launching gemm_rs");
   push_partials(call, view, plan, args, /*section=*/0);
   call.join();

@@ -116,94 +116,88 @@ Epoch* Call::arrived(int r, int source) const {
 void Call::fork() {
   check(cudaEventRecord(workspace_.fork_, stream_), "recording an event");
   for (int i = 0; i < 2; ++i) {
-    if (in_use_[i]) follow_fork(workspace_.lanes_[i].stream);
+    if (in_use_[i]) wait_for(workspace_.fork_, lane(i));
   }
 }
 
-void Call::follow_fork(cudaStream_t stream) {
-  check(cudaStreamWaitEvent(stream, workspace_.fork_, 0), "starting a copy stream");
+void Call::wait_for(cudaEvent_t event, cudaStream_t stream) {
+  check(cudaStreamWaitEvent(stream, event, 0), "waiting for an event");
 }
 
-cudaStream_t Call::lane() {
-  cudaStream_t const stream = workspace_.lanes_[lane_].stream;
-  if (!std::exchange(in_use_[lane_], true)) follow_fork(stream);
-  return stream;
+cudaEvent_t Call::reached(int i) {
+  check(cudaEventRecord(workspace_.lanes_[i].reached, lane(i)), "recording an event");
+  return workspace_.lanes_[i].reached;
 }
 
-void Call::wait_for(Workspace::Lane const& other, cudaStream_t stream) {
-  check(cudaEventRecord(other.reached, other.stream), "recording an event");
-  check(cudaStreamWaitEvent(stream, other.reached, 0), "joining a copy stream");
+cudaStream_t Call::lane(int i) {
+  if (!std::exchange(in_use_[i], true)) wait_for(workspace_.fork_, workspace_.lanes_[i].stream);
+  return workspace_.lanes_[i].stream;
 }
 
 void Call::take_tiles(uint32_t* counter, int32_t count) {
   lane_ = 1 - lane_;
   Epoch* const word = std::exchange(held_signal_[lane_], nullptr);
-  check(stream_take(lane(), counter, static_cast<uint32_t>(count), word, wait_.signal), "waiting for tiles");
+  check(stream_take(lane(lane_), counter, static_cast<uint32_t>(count), word, wait_.signal), "waiting for tiles");
 }
 
 void Call::meet() {
-  for (int i = 0; i < 2; ++i, lane_ = 1 - lane_) {
-    lane();
-    send_held_signal();
-  }
-  wait_for(workspace_.lanes_[0], workspace_.lanes_[1].stream);
-  wait_for(workspace_.lanes_[1], workspace_.lanes_[0].stream);
+  for (int i = 0; i < 2; ++i) send_held_signal(i);
+  wait_for(reached(0), lane(1));
+  wait_for(reached(1), lane(0));
 }
 
 void Call::push(void* to, void const* from, int64_t bytes, Epoch* signal) {
   copy(to, from, bytes);
-  send_signal(signal);
+  send_signal(signal, lane_);
 }
 
 void Call::push_tiles(uint32_t* counter, int32_t count, void* to, void const* from, int64_t bytes, Epoch* signal) {
   take_tiles(counter, count);
   copy(to, from, bytes);
   if (is_replayed()) {
-    send_signal(signal);
+    send_signal(signal, lane_);
   } else {
     held_signal_[lane_] = signal;
   }
 }
 
 void Call::push_rows(void* to, void const* from, int64_t pitch, int64_t width, int64_t rows, Epoch* signal) {
-  send_held_signal();
+  send_held_signal(lane_);
   wait_until_may_push();
-  check(cudaMemcpy2DAsync(to, pitch, from, pitch, width, rows, cudaMemcpyDeviceToDevice, lane()), "a push to a peer");
-  send_signal(signal);
+  check(cudaMemcpy2DAsync(to, pitch, from, pitch, width, rows, cudaMemcpyDeviceToDevice, lane(lane_)),
+        "a push to a peer");
+  send_signal(signal, lane_);
 }
 
 void Call::copy(void* to, void const* from, int64_t bytes) {
-  send_held_signal();
+  send_held_signal(lane_);
   wait_until_may_push();
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, lane()), "a push to a peer");
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, lane(lane_)), "a push to a peer");
 }
 
 void Call::wait_until_may_push() {
   if (std::exchange(may_push_, true)) return;
-  check(stream_take(lane(), &replayed_.local->may_push, 1), "waiting for the start of a call");
-  lane_ = 1 - lane_;  // the other one is in the same state
-  wait_for(workspace_.lanes_[1 - lane_], lane());
-  lane_ = 1 - lane_;
+  check(stream_take(lane(lane_), &replayed_.local->may_push, 1), "waiting for the start of a call");
+  wait_for(reached(lane_), lane(1 - lane_));
 }
 
-void Call::send_signal(Epoch* signal) {
+void Call::send_signal(Epoch* signal, int i) {
   if (is_replayed()) {
-    check(cudaMemcpyAsync(signal, &replayed_.local->signal, sizeof(Epoch), cudaMemcpyDeviceToDevice, lane()),
+    check(cudaMemcpyAsync(signal, &replayed_.local->signal, sizeof(Epoch), cudaMemcpyDeviceToDevice, lane(i)),
           "a signal to a peer");
   } else {
-    check(stream_write(lane(), signal, wait_.signal), "a signal to a peer");
+    check(stream_write(lane(i), signal, wait_.signal), "a signal to a peer");
   }
 }
 
-void Call::send_held_signal() {
-  if (held_signal_[lane_] != nullptr) send_signal(std::exchange(held_signal_[lane_], nullptr));
+void Call::send_held_signal(int i) {
+  if (held_signal_[i] != nullptr) send_signal(std::exchange(held_signal_[i], nullptr), i);
 }
 
 void Call::join() {
-  for (int i = 0; i < 2; ++i, lane_ = 1 - lane_) {
-    if (!in_use_[lane_]) continue;
-    send_held_signal();
-    wait_for(workspace_.lanes_[lane_], stream_);
+  for (int i = 0; i < 2; ++i) {
+    send_held_signal(i);
+    if (in_use_[i]) wait_for(reached(i), stream_);
   }
 }
 

@@ -57,11 +57,12 @@ class Workspace {
   SignalWait make_wait(Problem const& problem, CallInfo const& info);
   void note_capture(cudaStream_t stream);
 
-  WorkspaceView view_;
   struct Lane {
     cudaStream_t stream = nullptr;
     cudaEvent_t reached = nullptr;
   };
+
+  WorkspaceView view_;
   Lane lanes_[2];
   cudaEvent_t fork_ = nullptr;
   FaultRecord* fault_ = nullptr;  // pinned
@@ -73,9 +74,9 @@ class Workspace {
 // call too, or leaves that to a later kernel; or a small kernel before all others.
 enum class BegunBy { kGemm, kKernelOfItsOwn };
 
-// One call in flight between its first and its last launch on the caller's stream. Pushes of tiles go to two side
-// streams in turn, the lanes: beside a copy, the wait ahead of the next one and the signal behind the last one take no
-// time of the link, which they would for 5 us of each push.
+// One call in flight between its first and its last launch on the caller's stream. Pushes of tiles go to two copy
+// streams in turn, the lanes: so the wait ahead of a copy and the signal behind it, 5 us in a replayed call, take no
+// time of the link, where the other lane has something to send.
 class Call {
  public:
   Call(Workspace& workspace, Problem const& problem, CallInfo const& info, cudaStream_t stream, BegunBy begun_by);
@@ -89,15 +90,17 @@ class Call {
   // The signals of this call at rank `r`, written by `source`.
   Epoch* arrived(int r, int source) const;
 
-  // Lets the lanes start, or go on: what is enqueued on them next sees all that the caller's stream has done so far.
+  // Lets the lanes start, or go on: what is enqueued on them next sees all that the caller's stream has done so far. No
+  // signal may be held.
   void fork();
   // Goes over to the other lane, and holds it back until a kernel has counted so many tiles, and starts to count anew.
   void take_tiles(uint32_t* counter, int32_t count);
   // Each lane goes on only when the other one has done what is enqueued so far, held signals included.
   void meet();
-  // Enqueues, on the lane, a copy to a peer and the signal that it has arrived.
+  // Enqueues, on the lane of now, a copy to a peer and the signal that it has arrived.
   void push(void* to, void const* from, int64_t bytes, Epoch* signal);
-  // The same once a kernel has counted so many tiles. The signal goes out with what is called next.
+  // The same on the other lane, once a kernel has counted so many tiles. The signal is held: it goes out with what its
+  // lane does next, or when the lanes meet or are joined.
   void push_tiles(uint32_t* counter, int32_t count, void* to, void const* from, int64_t bytes, Epoch* signal);
   // As push, for a block of rows: `width` bytes of every `pitch`, on both sides.
   void push_rows(void* to, void const* from, int64_t pitch, int64_t width, int64_t rows, Epoch* signal);
@@ -106,13 +109,13 @@ class Call {
   void join();
 
  private:
-  void follow_fork(cudaStream_t stream);
-  cudaStream_t lane();  // that of lane_, which is in use from now on
-  void wait_for(Workspace::Lane const& other, cudaStream_t stream);
+  cudaStream_t lane(int i);  // which is in use from now on
+  cudaEvent_t reached(int i);
+  void wait_for(cudaEvent_t event, cudaStream_t stream);
   void copy(void* to, void const* from, int64_t bytes);
   void wait_until_may_push();
-  void send_signal(Epoch* signal);
-  void send_held_signal();
+  void send_signal(Epoch* signal, int lane);
+  void send_held_signal(int lane);
 
   Workspace& workspace_;
   cudaStream_t stream_;

@@ -88,7 +88,8 @@ inline LaunchChoice choose_launch(Problem const& problem) {
 inline std::string why_fused_is_slower(Problem const& problem) {
   constexpr int64_t kLeastRows = 256, kLeastTiles = 192;
   if (problem.rows < kLeastRows) {
-    return "M / TP is " + std::to_string(problem.rows) + "; fused pays from " + std::to_string(kLeastRows) + " on";
+    return "a chunk has " + std::to_string(problem.rows) + " rows; fused pays from " + std::to_string(kLeastRows) +
+           " on";
   }
   int64_t const tiles = num_tiles(problem, {128, 128, 1, 1});
   if (tiles < kLeastTiles) {

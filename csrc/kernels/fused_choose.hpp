@@ -103,16 +103,6 @@ inline int64_t section_chunk_bytes(Problem const& problem, int sections) {
 // there are more of them.
 inline int64_t ar_piece_bytes(int world) { return world == 2 ? kFullSpeedBytes : 2 * kFullSpeedBytes; }
 
-// As many as leave chunks of a piece or more: the first's results travel early. With two ranks not more than two, as
-// each section reads the weight anew, which takes longer than the fewer results that are left for the end.
-inline int choose_sections(Problem const& problem) {
-  for (int sections = problem.world == 2 ? 2 : kMostArSections; sections > 1; sections /= 2) {
-    bool const whole = problem.rows % (int64_t{sections} * problem.world) == 0;
-    if (whole && section_chunk_bytes(problem, sections) >= ar_piece_bytes(problem.world)) return sections;
-  }
-  return 1;
-}
-
 constexpr int64_t kFewRows = 512;  // up to so many the kernels for many rows leave most of their tiles empty
 
 // Up to so many the kernels for few rows may pay: of a gemm_ar they send each tile as soon as it is computed, those for
@@ -245,6 +235,26 @@ inline double row_fill(Problem const& problem, FusedChoice const& choice) {
   return fill(rows, int64_t{shape.tile_m} * shape.cluster_m);
 }
 
+// Why the plain sequence is faster than a choice for many rows, or empty; measured at TP = 2 (bench --study rows).
+inline std::string why_many_rows_are_slower(Problem const& problem, FusedChoice const& choice) {
+  bool const ar = problem.op == Op::kGemmAr;
+  std::string const slower = why_fused_is_slower(ar ? chunks_problem(problem, choice.many_rows.sections) : problem);
+  double const least_fill = ar ? 0.9 : kFullTiles;  // a gemm_ar gains less
+  if (!slower.empty() || row_fill(problem, choice) >= least_fill) return slower;
+  return "M is " + std::to_string(total_rows(problem)) + ", which leaves too much of the tiles of a rank's rows empty";
+}
+
+// As many as leave chunks of a piece or more, and full tiles: the first's results travel early. With two ranks not more
+// than two, as each section reads the weight anew, which takes longer than the fewer results that are left for the end.
+inline int choose_sections(Problem const& problem) {
+  for (int sections = problem.world == 2 ? 2 : kMostArSections; sections > 1; --sections) {
+    bool const whole = problem.rows % (int64_t{sections} * problem.world) == 0;
+    if (!whole || section_chunk_bytes(problem, sections) < ar_piece_bytes(problem.world)) continue;
+    if (why_many_rows_are_slower(problem, many_rows_choice(problem, sections)).empty()) return sections;
+  }
+  return 1;
+}
+
 // The share of what a kernel for few rows multiplies, with all SMs in each of its turns, that is of the product.
 inline double few_rows_use(Problem const& problem, FewRowsRow const& row) {
   int64_t const m = total_rows(problem), at_once = kNumSms / row.split_k;
@@ -340,20 +350,14 @@ inline bool suits(Problem const& problem, std::string const& config, int64_t mea
   return as_full && ceil_div(m, tile_m) == ceil_div(measured_m, tile_m);
 }
 
-// Why the plain sequence is faster than the first candidate, or empty; measured at TP = 2 (bench --study rows).
+// Why the plain sequence is faster than the first candidate, or empty.
 inline std::string why_sequence_is_faster(Problem const& problem) {
   std::vector<FusedChoice> const candidates = fused_candidates(problem);
   if (candidates.empty()) return {};
   FusedChoice const& first = candidates.front();
-  std::string const m = "M is " + std::to_string(total_rows(problem));
-  if (first.is_few_rows()) {
-    return few_rows_pay(problem, first.few_rows) ? "" : m + ", which the tiles for few rows don't suit";
-  }
-  bool const ar = problem.op == Op::kGemmAr;
-  std::string const slower = why_fused_is_slower(ar ? chunks_problem(problem, first.many_rows.sections) : problem);
-  double const least_fill = ar ? 0.9 : kFullTiles;  // a gemm_ar gains less
-  if (!slower.empty() || row_fill(problem, first) >= least_fill) return slower;
-  return m + ", which leaves too much of the tiles of a rank's rows empty";
+  if (!first.is_few_rows()) return why_many_rows_are_slower(problem, first);
+  if (few_rows_pay(problem, first.few_rows)) return {};
+  return "M is " + std::to_string(total_rows(problem)) + ", which the tiles for few rows don't suit";
 }
 
 }  // namespace flux

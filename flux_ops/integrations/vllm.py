@@ -6,8 +6,8 @@ vLLM's tensor parallelism keeps all tokens on all ranks: a column-parallel layer
 so there is nothing to overlap, and a row-parallel layer ends with an all-reduce. That one is replaced, as vLLM has it
 replaced out of its tree: vLLM builds the class that is registered here wherever a model asks for its RowParallelLinear.
 
-Tested inside vLLM 0.26, the newest version for torch 2.11, with CPU processes (make test); the interfaces of vLLM 0.33
-that it uses are the same. Layers with LoRA adapters compute as vLLM has them.
+Tested inside vLLM 0.26, the newest version for torch 2.11, with CPU processes (make test). Layers with LoRA adapters
+compute as vLLM has them.
 
 OverlapPass is not for vLLM: its compiled graphs have collectives of its own, torch.ops.vllm.*, on groups of its own.
 """
@@ -48,7 +48,7 @@ def register(strategy: str = "auto") -> type:
             plain = type(self.quant_method) is linear.UnquantizedLinearMethod and self.weight.numel() > 0
             reduces = self.reduce_results and self.input_is_parallel and self.tp_size > 1
             overlapped = plain and reduces and input_.dtype in (torch.bfloat16, torch.float16)
-            if envs.VLLM_BATCH_INVARIANT or not overlapped:
+            if not overlapped or envs.VLLM_BATCH_INVARIANT:
                 return super().forward(input_)
             return row_parallel_forward(self, input_, get_tp_group().device_group.group_name, strategy)
 

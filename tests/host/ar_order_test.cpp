@@ -33,17 +33,17 @@ struct Push {
 };
 
 enum class Results { kAsInGemmAr, kBehindTheirPartials, kBeforeTheirPartials };
-enum class Lanes { kOneQueue, kFirstFirst, kSecondFirst, kSecondFirstUnmet, kHeldSignals, kHeldSignalsUnmet };
+enum class Lanes { kOneQueue, kFirstFirst, kSecondFirst, kByRank, kSecondFirstUnmet, kHeldSignals, kHeldSignalsUnmet };
 bool in_order(Lanes lanes) { return lanes == Lanes::kOneQueue || lanes >= Lanes::kHeldSignals; }
 bool meets(Lanes lanes) { return lanes != Lanes::kSecondFirstUnmet && lanes != Lanes::kHeldSignalsUnmet; }
 
 // The pushes from `begin` on, lane by lane.
-void part_lanes(std::vector<Push>& pushes, size_t begin, Lanes lanes) {
+void part_lanes(std::vector<Push>& pushes, size_t begin, Lanes lanes, int rank) {
   for (size_t i = begin; i < pushes.size(); ++i) pushes[i].lane = i % 2;
   if (in_order(lanes)) return;
   std::vector<Push> of_lane[2];
   for (size_t i = begin; i < pushes.size(); ++i) of_lane[i % 2].push_back(pushes[i]);
-  bool const swapped = lanes != Lanes::kFirstFirst;
+  bool const swapped = lanes == Lanes::kByRank ? rank % 2 == 1 : lanes != Lanes::kFirstFirst;
   pushes.resize(begin);
   for (int i = 0; i < 2; ++i) {
     std::vector<Push> const& lane = of_lane[swapped ? 1 - i : i];
@@ -70,13 +70,13 @@ std::vector<Push> pushes_of(ArResults const& r, Results results, Lanes lanes) {
     int const end = results == Results::kAsInGemmAr ? r.sent_after_partials_of(section) : (section + 1) * count;
     bool const meet = end > next && meets(lanes);
     if (meet) {
-      part_lanes(pushes, met, lanes);
+      part_lanes(pushes, met, lanes, r.rank);
       met = pushes.size();
     }
     add_results(end);
     if (meet) pushes[met].is_met = true;
   }
-  part_lanes(pushes, met, lanes);
+  part_lanes(pushes, met, lanes, r.rank);
   return pushes;
 }
 
@@ -272,7 +272,7 @@ void ar_calls_end_and_use_all_once() { check_that_calls_end(Results::kAsInGemmAr
 void ar_results_may_go_before_the_next_partials() { check_that_calls_end(Results::kBehindTheirPartials); }
 
 void ar_lanes_may_share_a_queue() {
-  for (Lanes const lanes : {Lanes::kFirstFirst, Lanes::kSecondFirst, Lanes::kHeldSignals}) {
+  for (Lanes const lanes : {Lanes::kFirstFirst, Lanes::kSecondFirst, Lanes::kByRank, Lanes::kHeldSignals}) {
     check_that_calls_end(Results::kAsInGemmAr, lanes);
   }
 }

@@ -161,16 +161,17 @@ void sections_stay_within_the_bound() {
   }
 }
 
-void sections_are_two_where_full_pushes_leave_them() {
+void sections_leave_full_tiles_and_pieces() {
   struct Row {
     int world;
     int64_t m, n;
     int sections;
   };
-  for (Row const row : {Row{2, 16384, 8192, 2}, Row{2, 4100, 8192, 2}, Row{2, 4098, 8192, 1}, Row{2, 1024, 8192, 2},
-                        Row{2, 1024, 4096, 1}, Row{4, 8192, 8192, 4}, Row{4, 8192, 4096, 2}, Row{4, 4096, 8192, 2},
-                        Row{4, 2048, 8192, 1}, Row{8, 4096, 8192, 1}}) {
+  for (Row const row : {Row{2, 16384, 8192, 2}, Row{2, 4096, 8192, 2}, Row{2, 4090, 8192, 1}, Row{2, 1024, 4096, 1},
+                        Row{4, 8192, 8192, 4}, Row{4, 8192, 4096, 2}, Row{4, 4096, 8192, 2}, Row{4, 2048, 8192, 1},
+                        Row{4, 10240, 8192, 2}, Row{4, 9216, 8192, 3}, Row{8, 4096, 8192, 1}}) {
     Problem const p = problem_of(Op::kGemmAr, row.world, row.m, row.n, 4096);
+    CHECK(why_sequence_is_faster(p).empty(), "M %ld: %s", long(row.m), why_sequence_is_faster(p).c_str());
     CHECK(choose_sections(p) == row.sections, "M %ld, N %ld, %d ranks: %d", long(row.m), long(row.n), row.world,
           choose_sections(p));
   }
@@ -379,7 +380,7 @@ int main(int argc, char** argv) {
       TEST(tall_tiles_are_not_half_empty),
       TEST(few_rows_are_left_to_the_sequence),
       TEST(sections_stay_within_the_bound),
-      TEST(sections_are_two_where_full_pushes_leave_them),
+      TEST(sections_leave_full_tiles_and_pieces),
       TEST(what_gemm_ar_can_not_cut_is_refused),
       TEST(pieces_of_gemm_ar_are_varied_for_every_kernel),
       TEST(fused_candidates_run_and_are_read_back),

@@ -15,11 +15,12 @@ namespace flux::model {
 
 int constexpr kMaxRanks = 4;
 int constexpr kMaxModelPieces = 4;
+int constexpr kMaxLanes = 2;
 
 class Builder {
  public:
   explicit Builder(Scenario const& scenario) : s_(scenario), world_(scenario.world) {
-    bool fits = true;
+    bool fits = s_.lanes >= 1 && s_.lanes <= kMaxLanes;
     for (Call const& call : s_.calls) {
       bool const two_shot = call.op == Op::kGemmArTwoShot;
       max_pieces_ = std::max(max_pieces_, two_shot ? 2 * call.pieces : call.pieces);
@@ -31,9 +32,10 @@ class Builder {
       throw std::length_error("the scenario is too large for the model");
     }
     for (int r = 0; r < world_; ++r) {
-      for (char const* name : {" gemm", " push"}) {
-        machine_.actors.push_back({rank(r) + name, {}});
-        machine_.add("steps of " + rank(r) + name);
+      char const* const names[] = {" gemm", " push", " push 2"};
+      for (int a = 0; a <= s_.lanes; ++a) {
+        machine_.actors.push_back({rank(r) + names[a], {}});
+        machine_.add("steps of " + rank(r) + names[a]);
       }
     }
     add_memory();
@@ -65,10 +67,10 @@ class Builder {
   };
 
   static std::string rank(int r) { return "rank " + std::to_string(r); }
-  Var pc_gemm(int r) const { return static_cast<Var>(2 * r); }
-  Var pc_push(int r) const { return static_cast<Var>(2 * r + 1); }
-  std::vector<Step>& gemm(int r) { return machine_.actors[2 * r].steps; }
-  std::vector<Step>& push(int r) { return machine_.actors[2 * r + 1].steps; }
+  Var pc_gemm(int r) const { return static_cast<Var>((1 + s_.lanes) * r); }
+  Var pc_push(int r, int lane = 0) const { return static_cast<Var>(pc_gemm(r) + 1 + lane); }
+  std::vector<Step>& gemm(int r) { return machine_.actors[pc_gemm(r)].steps; }
+  std::vector<Step>& push(int r, int lane = 0) { return machine_.actors[pc_push(r, lane)].steps; }
   bool residency() const { return s_.change == Change::kWaitKernelNeedsSm; }
 
   SignalSet set_of(Call const& call, int epoch) const {
@@ -143,7 +145,7 @@ class Builder {
 
     if (call.device_counted) begin(c);
     std::vector<Guard> fork =
-        begun_by(c, push_waits(c) ? peers(c) : std::vector<int>{});  // of the first step of `push`
+        begun_by(c, push_waits(c) ? peers(c) : std::vector<int>{});  // of the first step of `push`, of either lane
     if (s_.change != Change::kPushTooEarly) fork.push_back(at_least(pc_gemm(r), gemm(r).size()));
     if (residency()) add_step(gemm(r), c, "start the GEMM", {}, {set(resident_[r], 1)});
     if (residency() && call.device_counted) {
@@ -224,7 +226,8 @@ class Builder {
   static bool is_direct(Op op) { return op != Op::kAgGemm && op != Op::kGemmRs; }
 
   bool push_waits(Context const& c) const {
-    return !is_direct(c.call.op) && (s_.change == Change::kWaitOnSideStream || residency());
+    bool const asked_for = s_.change == Change::kWaitOnSideStream || s_.change == Change::kOneLaneWaits;
+    return !is_direct(c.call.op) && (asked_for || residency());
   }
 
   void wait_for_peers(Context const& c) {
@@ -244,7 +247,8 @@ class Builder {
     if (any_ag_) last.push_back(on(Effect::kStore, x_[r], c.tag + 1, 1));
     if (residency()) add_step(gemm(r), c, "leave the SMs", {}, {set(resident_[r], 0)});
     std::vector<Guard> join;
-    if (s_.change != Change::kNoJoin) join.push_back(at_least(pc_push(r), push(r).size()));
+    int const joined = s_.change == Change::kNoJoin ? 0 : s_.change == Change::kJoinOneLane ? 1 : s_.lanes;
+    for (int lane = 0; lane < joined; ++lane) join.push_back(at_least(pc_push(r, lane), push(r, lane).size()));
     join_[r] = static_cast<int>(gemm(r).size());
     add_step(gemm(r), c, "join", join, last);
     previous_[r] = c;
@@ -261,7 +265,7 @@ class Builder {
   void gemm_of_shards(Context const& c);
   int send_bit(Context const& c, int dest, int tile) const;
   void gemm_of_partials(Context const& c);
-  void push_partials(Context const& c, std::vector<Guard> guards);
+  void push_partials(Context const& c, std::vector<Guard> const& fork);
   void send_partials_directly(Context const& c);
   void gemm_of_own_chunk(Context const& c);
   int partial_cell(Context const& c, int owner, int source, int section) const;
@@ -272,7 +276,7 @@ class Builder {
   void reduce_everything(Context const& c);
   void write_directly(Context const& c, int dest, std::string const& what, int cell, int piece,
                       std::vector<Guard> guards);
-  void send_piece(Context const& c, int peer, int piece, int cell, std::vector<Guard> guards,
+  void send_piece(std::vector<Step>& steps, Context const& c, int peer, int piece, int cell, std::vector<Guard> guards,
                   std::vector<Effect> effects);
   Step signal_step(Context const& c, int peer, int piece);
   void read_cell(Context const& c, int source, int tile, int cell);

@@ -1,7 +1,7 @@
 // Explores all interleavings of one scenario of the protocol.
 //
 //   protocol_check --world 3 --calls ag,rs,ag [--modes ABC] [--pieces 2 | 2,1,2] [--tiles 2 | 2,1,2]
-//                  [--change signal_first] [--split-waits]
+//                  [--lanes 2] [--change signal_first] [--split-waits]
 //
 // Calls: ag_gemm, gemm_rs staged, gemm_rs direct, gemm_ar two-shot, gemm_ar one-shot (ag, rs, rd, at, ao). Modes: A
 // eager; device-counted in region 0 (B) or region 1 (C). Exit status 0: verified; 1: a failure, printed with a shortest
@@ -36,6 +36,7 @@ std::map<std::string, Change> const kChanges = {
     {"one_region", Change::kOneRegion},
     {"push_too_early", Change::kPushTooEarly},
     {"no_join", Change::kNoJoin},
+    {"join_one_lane", Change::kJoinOneLane},
     {"signal_first", Change::kSignalFirst},
     {"one_signal_set", Change::kOneSignalSet},
     {"empty_call_counts", Change::kEmptyCallCounts},
@@ -54,6 +55,7 @@ std::map<std::string, Change> const kChanges = {
     {"wait_before_announcing", Change::kWaitBeforeAnnouncing},
     {"peers_in_turn", Change::kPeersInTurn},
     {"wait_kernel_needs_sm", Change::kWaitKernelNeedsSm},
+    {"one_lane_waits", Change::kOneLaneWaits},
     {"wait_on_side_stream", Change::kWaitOnSideStream},
     {"wait_per_peer", Change::kWaitPerPeer},
     {"one_last_use", Change::kOneLastUse},
@@ -77,7 +79,8 @@ int value_for(std::vector<std::string> const& values, size_t i, size_t num_calls
 
 Scenario parse(int argc, char** argv) {
   std::map<std::string, std::string> options = {{"--world", "2"},  {"--calls", ""},  {"--modes", ""},
-                                                {"--pieces", "1"}, {"--tiles", "1"}, {"--change", "none"}};
+                                                {"--pieces", "1"}, {"--tiles", "1"}, {"--change", "none"},
+                                                {"--lanes", "1"}};
   Scenario scenario;
   for (int i = 1; i < argc; ++i) {
     std::string const name = argv[i];
@@ -90,6 +93,7 @@ Scenario parse(int argc, char** argv) {
     }
   }
   scenario.world = std::stoi(options["--world"]);
+  scenario.lanes = std::stoi(options["--lanes"]);
   scenario.change = kChanges.at(options["--change"]);
   auto const calls = split(options["--calls"]), pieces = split(options["--pieces"]), tiles = split(options["--tiles"]);
   std::string const modes = options["--modes"].empty() ? std::string(calls.size(), 'A') : options["--modes"];

@@ -12,7 +12,7 @@ void Builder::push_shard(Context const& c, std::vector<Guard> guards) {
     for (int p = 0; p < c.call.pieces; ++p) {
       std::vector<Effect> effects;
       if (s_.change != Change::kPushTooEarly) effects.push_back(on(Effect::kExpect, x_[c.rank], c.tag, 1));
-      send_piece(c, peer, p, c.rank * max_pieces_ + p, std::move(guards), std::move(effects));
+      send_piece(push(c.rank), c, peer, p, c.rank * max_pieces_ + p, std::move(guards), std::move(effects));
       guards.clear();
     }
   }
@@ -46,25 +46,34 @@ void Builder::gemm_of_partials(Context const& c) {
   }
 }
 
-void Builder::push_partials(Context const& c, std::vector<Guard> guards) {
+void Builder::push_partials(Context const& c, std::vector<Guard> const& fork) {
+  std::vector<Guard> guards[kMaxLanes] = {fork, fork};  // of the next step of each lane
+  bool may_push = s_.lanes == 1 || !c.call.device_counted || !push_waits(c);
+  int lane = 0;
   for (int i = 0; i < world_ * c.call.pieces; ++i) {
     auto const [step, p] = rs_piece(i, world_, c.pieces, c.pieces);
     int const dest = rs_chunk(c.rank, world_, step);
     if (dest == c.rank) continue;
-    if (p == 0) add_wait_per_peer(c, dest, guards);
+    lane = s_.lanes - 1 - lane;
+    auto& steps = push(c.rank, lane);
+    if (p < s_.lanes) add_wait_per_peer(c, dest, guards[lane]);
     Var const count = tiles_done_[c.rank][dest][p];
     if (residency() && c.call.device_counted) {
-      add_step(push(c.rank), c, "start the kernel that waits for a count", {at_most(resident_[c.rank], 0)}, {});
+      add_step(steps, c, "start the kernel that waits for a count", {at_most(resident_[c.rank], 0)}, {});
     }
-    guards.push_back(at_least(count, c.pieces.size(p) - (s_.change == Change::kTooFewTiles ? 1 : 0)));
+    guards[lane].push_back(at_least(count, c.pieces.size(p) - (s_.change == Change::kTooFewTiles ? 1 : 0)));
+    if (!std::exchange(may_push, true)) {
+      add_step(steps, c, "wait for the first tiles and the peers", std::exchange(guards[lane], {}), {});
+      guards[1 - lane] = {fork.back()};
+      if (s_.change != Change::kOneLaneWaits) guards[1 - lane].push_back(at_least(pc_push(c.rank, lane), steps.size()));
+    }
     int bits = 0;
     for (int t = c.pieces.begin(p); t < c.pieces.begin(p) + c.pieces.size(p); ++t) bits |= send_bit(c, dest, t);
-    send_piece(c, dest, p, rs_slot(dest, world_, c.rank) * max_pieces_ + p, std::move(guards),
+    send_piece(steps, c, dest, p, rs_slot(dest, world_, c.rank) * max_pieces_ + p, std::exchange(guards[lane], {}),
                {on(Effect::kExpect, send_[c.rank], c.tag, bits)});
-    guards.clear();
     if (s_.change == Change::kNoReset) continue;
     std::string const piece = "piece " + std::to_string(p) + " for " + rank(dest);
-    add_step(push(c.rank), c, "reset the count of " + piece, {}, {set(count, 0)});
+    add_step(steps, c, "reset the count of " + piece, {}, {set(count, 0)});
   }
 }
 
@@ -171,9 +180,8 @@ void Builder::write_directly(Context const& c, int dest, std::string const& what
 }
 
 // Copies a piece to cell `cell` of the peer's region, then raises its signal. `effects` check what is copied.
-void Builder::send_piece(Context const& c, int peer, int piece, int cell, std::vector<Guard> guards,
-                         std::vector<Effect> effects) {
-  auto& steps = push(c.rank);
+void Builder::send_piece(std::vector<Step>& steps, Context const& c, int peer, int piece, int cell,
+                         std::vector<Guard> guards, std::vector<Effect> effects) {
   std::string const what = "piece " + std::to_string(piece) + " ";
   Step const signal = signal_step(c, peer, piece);
   if (s_.change == Change::kSignalFirst) {

@@ -3,8 +3,9 @@
 // waits for it.
 //
 // Each rank has two actors. `gemm` is the main stream: it computes the tiles. `push` is the side stream: it copies to
-// the peers. Each rank has two regions (parity 0 and 1) that peers write, one send buffer of its own, signal words that
-// peers write, and tile counters of its own. All calls of a group, of any op and any shape, share them.
+// the peers. Where there are two side streams, there is one for each: 12. Each rank has two regions (parity 0 and 1)
+// that peers write, one send buffer of its own, signal words that peers write, and tile counters of its own. All calls
+// of a group, of any op and any shape, share them.
 //
 // EAGER CALLS
 //
@@ -21,7 +22,7 @@
 //     the region, in the order in which they arrive.
 //  7. gemm_rs: `gemm` writes each tile of a peer's chunk to the send buffer, then counts it in tiles_done[peer][piece].
 //     `push` waits until the count is the number of tiles of the piece, copies the piece, raises its signal and sets
-//     the count back to 0. The own chunk comes last: each tile reads the partials of every peer.
+//     the count back to 0. The own chunk comes last: each tile reads the partials of every peer. (Two lanes: 12.)
 //     The direct form (CPU backend) has no `push`: `gemm` writes the tiles of a piece to their owner, then the signal.
 //     The decomposed strategy makes the same calls: a tile is a library GEMM, the count is an event of the stream,
 //     which needs no reset, and the own chunk's one tile is the reduction. Its ag_gemm is 6 with any order of the
@@ -45,6 +46,15 @@
 //     begun[q] > last for every peer q. It waits for nobody before it has told everybody.
 // 11. Only then the call forks, computes and writes to peers. A fused GEMM on CUDA does 9 and 10 itself, beside its
 //     first tiles, and `push` waits for that: kWaitOnSideStream.
+//
+// TWO LANES (side streams for the pieces of staged gemm_rs on CUDA; `push` of ag_gemm stays on the first)
+//
+// 12. The pieces of a call go to the lanes in turn, the first to the second lane. Each piece waits for its own count.
+//     Fork and join (2) hold for both lanes. With kWaitOnSideStream the lane of the first piece waits for its tiles and
+//     for the peers (10), and the other lane waits until it has done so. It can't wait for the peers itself: the word
+//     by which the GEMM tells of them is set back by the first lane that sees it.
+//     Nothing else orders the lanes. Each piece has a count, a signal and cells of its own, so pieces of one call don't
+//     meet; and fork and join order the calls on two lanes as they do on one. The claims below hold as they stand.
 //
 // WHY TWO REGIONS ARE ENOUGH (eager)
 //
@@ -88,6 +98,8 @@
 //   act" at the later time. With split_waits they are two steps all the same, and copies read and write separately.
 //   For the same reason all peers are told in one step, as `begun` only grows: told one by one (split_waits), they
 //   could do no more than wait for longer.
+//   The wait that the other lane waits for (12) is always a step of its own: that lane need not wait for the copy, too.
+//   A rank has a second lane, the actor `push 2`, only where a scenario asks for it: a third actor costs states.
 //   last_use has one reader and writer, the begin of a call on its own rank, in program order; all ranks execute the
 //   same sequence. So its values are known when the machine is built, and it is no part of the state.
 //   Reads and writes of a piece are atomic: a read that overlaps a write it should not meet also has an interleaving in
@@ -117,6 +129,7 @@ enum class Change {
   kOneRegion,             // 1: all eager calls use region 0
   kPushTooEarly,          // 2: `push` does not wait for the call before (no harm in gemm_rs: the counts hold it back)
   kNoJoin,                // 2: `gemm` does not wait for `push`
+  kJoinOneLane,           // 12: `gemm` does not wait for the second lane
   kSignalFirst,           // 3: the signal, then the data
   kOneSignalSet,          // 4: eager calls do not alternate between sets of signals
   kEmptyCallCounts,       // 5: an empty call takes a number
@@ -135,6 +148,7 @@ enum class Change {
   kWaitBeforeAnnouncing,  // 10: first waits, then tells the peers
   kPeersInTurn,        // 10: tells a peer and waits for it, then the next peer (from 3 ranks on, they wait in a ring)
   kWaitKernelNeedsSm,  // 7, 11: the waits of `push` are kernels, which cannot start while the GEMM fills the GPU
+  kOneLaneWaits,       // 12: kWaitOnSideStream, but the other lane does not wait for the first piece's
   kWaitOnSideStream,   // 11: `push` waits, by the copy engine, and the GEMM starts at once
   kWaitPerPeer,        // 11: the wait for begun[q] stands before the first write to q
   kOneLastUse,         // 10: one word for both regions: every call waits for the peers to begin it
@@ -146,6 +160,7 @@ struct Scenario {
   std::vector<Call> calls;
   Change change = Change::kNone;
   bool split_waits = false;
+  int lanes = 1;  // 2: staged gemm_rs has two
 };
 
 // The machine that runs the scenario on all ranks. Throws std::length_error where it does not fit the model.

@@ -20,7 +20,7 @@ TESTS = [
     "tall_tiles_are_not_half_empty",
     "few_rows_are_left_to_the_sequence",
     "sections_stay_within_the_bound",
-    "sections_are_two_where_full_pushes_leave_them",
+    "sections_leave_full_tiles_and_pieces",
     "what_gemm_ar_can_not_cut_is_refused",
     "pieces_of_gemm_ar_are_varied_for_every_kernel",
     "fused_candidates_run_and_are_read_back",

@@ -14,6 +14,7 @@ import pytest
 SEQUENCES = [",".join(ops) for ops in itertools.product(("ag", "rs"), repeat=3)]
 LONG_SEQUENCES = [",".join(ops) for ops in itertools.product(("ag", "rs"), repeat=4)]
 OPS = ["ag", "rs", "rd", "ag,rs", "rs,ag", "ag,rd", "rs,rd"]  # patterns for cycle()
+LANES = ("--lanes", 2)
 AR_OPS = ["at", "ao", "at,ao", "at,rs", "ag,ao", "rd,at,ag", "rs,ao,at"]  # with gemm_ar: two-shot, one-shot
 
 
@@ -193,6 +194,39 @@ def test_counts_hold_the_push_of_gemm_rs_back(explore):
     assert explore(3, "rs,rs,rs", "--change", "push_too_early") == ("", [])
 
 
+@pytest.mark.parametrize("change", ("none", "wait_on_side_stream"))
+@pytest.mark.parametrize("calls", SEQUENCES[1:])  # all with a gemm_rs
+def test_two_lanes(explore, calls, change):
+    for modes in ("AAA", *all_modes(3)):
+        options = ("--modes", modes, "--change", change, *LANES)
+        assert explore(2, calls, "--pieces", 2, "--tiles", 4, "--split-waits", *options) == ("", [])
+        assert explore(2, calls, "--pieces", 3, "--tiles", 3, *options) == ("", [])
+
+
+@pytest.mark.parametrize("change", ("none", "wait_on_side_stream", "wait_per_peer"))
+@pytest.mark.parametrize("ops", ("rs", "ag,rs", "rs,ag"))
+def test_two_lanes_in_other_cases(explore, ops, change):
+    """Three pieces with waits and reads apart; one, which leaves the first lane idle; three ranks, a peer per lane."""
+    options = ("--change", change, *LANES)
+    split = ("--pieces", 3, "--tiles", 3, "--split-waits")
+    assert explore(2, cycle(ops, 3), "--modes", "ABB", *split, *options) == ("", [])
+    sizes = ("--pieces", "2,1,3,1,2,1,3", "--tiles", 3)
+    assert explore(2, cycle(ops, 7), "--modes", "ABCBBCC", *sizes, *options) == ("", [])
+    for modes in ("AA", *all_modes(2)):
+        assert explore(3, cycle(ops, 2), "--modes", modes, "--tiles", 2, *options) == ("", [])
+    assert explore(3, cycle(ops, 3), "--modes", "ABB", "--tiles", 1, *options) == ("", [])
+
+
+def test_two_lanes_with_two_pieces_for_each_of_two_peers(explore):
+    options = ("--modes", "BB", "--pieces", "1,2", "--tiles", "1,2", "--change", "wait_on_side_stream", *LANES)
+    assert explore(3, "rs,rs", *options) == ("", [])
+
+
+def test_counts_hold_both_lanes_back(explore):
+    options = ("--pieces", "3,1,2", "--tiles", 3, *LANES)
+    assert explore(2, "rs,rs,rs", "--change", "push_too_early", *options) == ("", [])
+
+
 # ---- each planted bug is found: change, calls, modes, kind of failure, actor of the last step
 
 
@@ -325,3 +359,31 @@ def test_splitting_the_waits_changes_no_verdict(explore):
     for change, calls, modes, kind, _ in PLANTED:
         failure, _ = explore(2, calls, "--modes", modes, "--tiles", 2, "--change", change, "--split-waits")
         assert re.match(f"{kind} data: ", failure), change
+
+
+LANES_PLANTED = [
+    ("join_one_lane", "rs,rs", "AA", "overwritten data: call in the send buffer", "push 2: call 1 .* copy"),
+    ("join_one_lane", "ag,rs,rs", "AAA", "overwritten data: call in the send buffer", "push 2: call 2 .* copy"),
+    ("join_one_lane", "rs,rs", "BB", "signal of another call", "gemm: call 1 .* read"),  # the next call has begun
+    ("one_lane_waits", "rs,rs,rs", "BBB", "overwritten data: call in region 0", "gemm: call 1 .* read"),
+    ("one_lane_waits", "rs,rs,rs", "AAB", "overwritten data: call in region 0", "gemm: call 2 .* read"),
+    ("one_lane_waits", "rs,ag,rs", "BCC", "overwritten data: call in region 1", "gemm: call 2 .* read"),
+]
+
+
+@pytest.mark.parametrize("world, pieces", ((2, 2), (2, 3), (3, 1)))
+@pytest.mark.parametrize("change, calls, modes, kind, last", LANES_PLANTED)
+def test_planted_bug_of_the_second_lane_is_found(explore, world, pieces, change, calls, modes, kind, last):
+    options = ("--modes", modes, "--pieces", pieces, "--tiles", pieces, "--change", change)
+    failure, trace = explore(world, calls, *options, *LANES)
+    assert failure.startswith(kind)
+    assert re.match(rf"rank \d {last} piece", trace[-1])
+    assert explore(world, calls, *options) == ("", [])  # with one lane it is none
+
+
+def test_a_second_lane_changes_no_verdict(explore):
+    for change, calls, modes, kind, _ in PLANTED:
+        if "rs" in calls:
+            options = ("--modes", modes, "--pieces", 2, "--tiles", 4, "--change", change, *LANES)
+            failure, _ = explore(2, calls, *options)
+            assert re.match(f"{kind} data: ", failure), change

@@ -46,6 +46,8 @@ TESTS = [
     "ar_region_parts_are_disjoint",
     "ar_calls_end_and_use_all_once",
     "ar_results_may_go_before_the_next_partials",
+    "ar_lanes_may_share_a_queue",
+    "ar_lanes_that_do_not_meet_are_found",
     "ar_results_before_their_partials_are_found",
     "exchange_slots_are_disjoint",
     "scatter_places_are_disjoint",
