@@ -19,6 +19,7 @@ ifeq ($(SYSTEM_PYTHON),1)
   CUTLASS :=
   MEGATRON :=
   VLLM :=
+  PLOT :=
 else
   PY := $(VENV)/bin/python
   ENVIRONMENT := $(VENV)/.torch-installed
@@ -26,6 +27,7 @@ else
   CUTLASS := $(if $(filter 0,$(FLUX_BUILD_CUDA)),,$(VENV)/.cutlass-installed)
   MEGATRON := $(VENV)/.megatron-installed
   VLLM := $(VENV)/.vllm-installed
+  PLOT := $(VENV)/.plot-installed
   export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 endif
 
@@ -39,7 +41,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
 demo: build-for-machine
 	$(PY) benchmarks/demo.py $(ARGS)
 
-train: build-for-machine
+train: build-for-machine $(if $(findstring --plot,$(ARGS)),$(PLOT))
 	$(PY) examples/train_tp.py $(ARGS)
 
 generate: build-for-machine
@@ -100,6 +102,10 @@ $(VENV)/.megatron-installed: requirements/megatron.txt | $(VENV)/.torch-installe
 $(VENV)/.vllm-installed: requirements/vllm.txt | $(VENV)/.torch-installed
 	@echo "Installing vLLM, for its tests, into $(VENV)/vllm: a download of 350 MB, 880 MB on disk."
 	@$(PIP) --no-deps --no-compile --upgrade --target $(VENV)/vllm -r $< && touch $@
+
+$(VENV)/.plot-installed: requirements/plot.txt | $(VENV)/.torch-installed
+	@echo "Installing matplotlib, for a picture, into $(VENV): a download of 20 MB."
+	@$(PIP) -r $< && touch $@
 
 # ---- style
 

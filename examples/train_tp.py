@@ -303,6 +303,8 @@ def main():
     gpus = torch.cuda.device_count()
     device = args.device or ("cuda" if gpus > 1 else "cpu")
     args.size = args.size or ("small" if device == "cuda" else "tiny")
+    if args.plot:
+        import matplotlib  # noqa: F401 (if it is missing, say so before the training)
     if not launch.under_launcher():
         sys.exit(launch.run_ranks(args.world or (gpus if device == "cuda" else 2), LIMIT_S))
     with launch.joined(device) as place:

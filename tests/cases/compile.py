@@ -6,6 +6,7 @@ from torch import nn
 
 import flux_ops
 from tests.cases.base import FP32, OPS, Case, make
+from tests.cases.layers import KINDS, over_forms
 from tests.cases.layout import views_of_x
 from tests.harness.compare import Findings, assert_same, first_difference
 from tests.harness.data import exact_x, generator
@@ -106,6 +107,45 @@ def exported(ctx):
         assert_same(program.module()(x), module(x), rank=ctx.rank, what=f"M/TP = {size}")
 
 
+def layer(ctx, kind, sequence_parallel):
+    """(a layer, its input of so many tokens of this rank, or of all)."""
+    dtype = torch.bfloat16 if ctx.is_cuda else FP32
+    torch.manual_seed(3)
+    made = KINDS[kind](48, 96, sequence_parallel=sequence_parallel, dtype=dtype, device=ctx.device)
+    shards = {"column": (1, 1 if sequence_parallel else ctx.world), "row": (ctx.world, ctx.world)}[kind]
+
+    def x(tokens):
+        gen = generator(ctx.device, 4, "x", ctx.rank if sequence_parallel or kind == "row" else 0)
+        return exact_x((tokens * shards[1], 48 // shards[0]), dtype, gen)
+
+    return made, x
+
+
+def compiled_layer(ctx, kind, sequence_parallel):
+    made, x_of = layer(ctx, kind, sequence_parallel)
+    compiled, counter = counting(made)
+
+    def step_of(function, tokens):
+        x = x_of(tokens).requires_grad_()
+        y = function(x)
+        return [y.detach(), *torch.autograd.grad(y.float().square().sum(), (x, made.weight, made.bias))]
+
+    for tokens in SIZES:
+        for got, want in zip(step_of(compiled, tokens), step_of(made, tokens), strict=True):
+            assert_same(got, want, rank=ctx.rank, what=f"{tokens} tokens of a rank")
+    assert counter.frame_count <= 2, f"compiled {counter.frame_count} times for {len(SIZES)} sizes"
+
+
+def exported_layer(ctx, kind, sequence_parallel):
+    made, x_of = layer(ctx, kind, sequence_parallel)
+    rows = torch.export.Dim("rows", min=2, max=4096)
+    program = torch.export.export(made, (x_of(16),), dynamic_shapes=({0: rows * ctx.world},), strict=False)
+    assert any("flux" in str(node.target) for node in program.graph.nodes) == (sequence_parallel or kind == "row")
+    for tokens in SIZES:
+        x = x_of(tokens * ctx.world if sequence_parallel and kind == "column" else tokens)
+        assert_same(program.module()(x), made(x), rank=ctx.rank, what=f"{tokens} tokens of a rank")
+
+
 def strides(ctx, op):
     """Eager, compiled and fake results have one shape and one stride, whatever the strides of x."""
     findings = Findings()
@@ -160,6 +200,16 @@ class CompileCases:
     @pytest.mark.worlds(2, 4)
     def test_export(self, ranks):
         ranks.run(exported)
+
+    @over_forms
+    @pytest.mark.worlds(2, 4)
+    def test_layer_over_five_sizes(self, ranks, kind, sequence_parallel):
+        ranks.run(compiled_layer, kind, sequence_parallel)
+
+    @over_forms
+    @pytest.mark.worlds(2, 4)
+    def test_export_of_a_layer(self, ranks, kind, sequence_parallel):
+        ranks.run(exported_layer, kind, sequence_parallel)
 
     @pytest.mark.worlds(2)
     @pytest.mark.parametrize("op", OPS)

@@ -35,6 +35,8 @@ def test_fresh_machine_gets_an_environment_in_this_folder():
     assert "--target none-here/vllm -r requirements/vllm.txt" in commands
     assert "requirements/vllm.txt" not in dry_run("demo", "VENV=none-here", "HAS_GPU=")
     assert "requirements/cutlass.txt" not in commands
+    assert "requirements/plot.txt" in dry_run("train", "VENV=none-here", "ARGS=--steps 3 --plot loss.svg")
+    assert "requirements/plot.txt" not in dry_run("train", "VENV=none-here")
 
 
 def test_without_a_gpu_the_kernels_are_left_out_and_that_is_said():

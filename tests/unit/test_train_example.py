@@ -2,7 +2,7 @@
 
 import pytest
 
-from examples.train_tp import MODELS, STYLES, gradients_agree, largest_so_far, means, stay_together
+from examples.train_tp import MODELS, STYLES, gradients_agree, largest_so_far, means, plot, stay_together
 
 
 def test_largest_so_far():
@@ -51,3 +51,11 @@ def test_stay_together(apart, noise, together):
 )
 def test_gradients_agree(flux, control, agree):
     assert gradients_agree({"flux": flux, "control": control}, "cuda") == agree
+
+
+def test_plot(tmp_path):
+    pytest.importorskip("matplotlib")
+    document = {"losses": {name: [3.0, 2.0, 1.0] for name in MODELS}, "step_ms": dict.fromkeys(MODELS, 1.5)}
+    plot(document, tmp_path / "loss.svg")
+    picture = (tmp_path / "loss.svg").read_text()
+    assert all(f"{name}: 1.5 ms a step" in picture for name in MODELS)
