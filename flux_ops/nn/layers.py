@@ -31,7 +31,7 @@ class ColumnParallelLinear(ParallelLinear):
             which overlaps with the product.
         strategy: as for flux_ops.ag_gemm; without sequence_parallel there is nothing to choose.
         gradient_accumulation_fusion: the weight's gradient is added to `weight.main_grad` (float32, or the weight's
-            dtype) and `weight.grad` stays None; see flux_ops/nn/main_grad.py. Under torch.compile it breaks the graph.
+            dtype) and `weight.grad` stays None; see flux_ops/nn/main_grad.py.
         init_method: fills the whole weight [N, K], in place; the bias is zero then. By default as nn.Linear does.
         generator: see reset_parameters.
         dtype, device: of the parameters.

@@ -202,7 +202,7 @@ def against_plain_torch(ctx, op, strategy):
 
 class AutogradCases:
     @pytest.mark.cpu_is_enough
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     @pytest.mark.parametrize("strategy", ("auto", "sequential"))
     @pytest.mark.parametrize("op", OPS)
     def test_fp64_gradients_are_those_of_plain_torch(self, ranks, op, strategy, record_property):

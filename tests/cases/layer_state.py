@@ -167,7 +167,7 @@ class LayerStateCases:
     def test_one_model_for_every_tp(self, ranks, record_property):
         record_property("cells", ranks.run(same_for_every_tp)[0])
 
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     def test_generators_stay_in_step(self, ranks):
         ranks.run(generators_stay_in_step)
 

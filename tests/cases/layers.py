@@ -368,7 +368,7 @@ class LayerCases:
     def test_main_grad_adds_up(self, ranks, kind, sequence_parallel):
         ranks.run(accumulation, kind, sequence_parallel)
 
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     @over_forms
     def test_main_grad_that_can_not_be_used(self, ranks, kind, sequence_parallel):
         for missing, fp16, int32, shape in ranks.run(bad_main_grad, kind, sequence_parallel):

@@ -260,7 +260,7 @@ class ParallelStyleCases:
     def test_fallbacks(self, ranks, record_property):
         record_property("cells", ranks.run(fallbacks)[0])
 
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     def test_parameters(self, ranks):
         ranks.run(parameters)
 
