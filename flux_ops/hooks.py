@@ -106,6 +106,13 @@ class Hooks:
     def warn_once(message: str) -> None:
         warn_once(message)
 
+    @staticmethod
+    def traced(group_name: str, world: int) -> None:
+        """Torch finds compiled graphs on disk by their text, in which the number of ranks doesn't stand, and this tag."""
+        mark, tag = f"flux_ops:{group_name}={world}", torch.compiler.config.cache_key_tag
+        if mark not in tag.split():
+            torch.compiler.config.cache_key_tag = f"{tag} {mark}".lstrip()
+
     def dropped(self, state_id: int) -> None:
         self._members.pop(state_id, None)
         for of_state in (self._connections, self._workspaces):

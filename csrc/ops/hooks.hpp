@@ -40,6 +40,8 @@ struct Hooks {
   // What the other ranks are known to do in this call: the end of a timeout's message, or empty.
   std::function<std::string(CallSite const&)> explain_timeout;
   std::function<void(std::string const& message)> warn_once;
+  // An op on a group of so many ranks has been traced.
+  std::function<void(std::string const& group_name, int64_t world)> traced;
   // The state is gone: free what belongs to it.
   std::function<void(uint64_t state_id)> dropped;
 };

@@ -7,6 +7,7 @@
 
 #include "ops/choose.hpp"
 #include "ops/group_state.hpp"
+#include "ops/hooks.hpp"
 #include "ops/ops.hpp"
 
 namespace flux {
@@ -34,7 +35,9 @@ int64_t check_meta(char const* op, at::Tensor const& x, at::Tensor const& weight
     TORCH_CHECK_VALUE(bias->sym_size(0).sym_eq(weight.sym_size(0)).expect_true(__FILE__, __LINE__), op, ": bias has ",
                       bias->sym_size(0), " elements; weight has N = ", weight.sym_size(0), " rows.");
   }
-  return resolve_group(op, group_name)->getSize();
+  int64_t const world = resolve_group(op, group_name)->getSize();
+  hooks().traced(group_name, world);
+  return world;
 }
 
 }  // namespace

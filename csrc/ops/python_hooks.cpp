@@ -60,6 +60,10 @@ void set_python_hooks(py::object object) {
     py::gil_scoped_acquire const gil;
     target->attr("warn_once")(message);
   };
+  h.traced = [target](std::string const& group_name, int64_t world) {
+    py::gil_scoped_acquire const gil;
+    target->attr("traced")(group_name, world);
+  };
   h.dropped = [target](uint64_t state_id) {
     py::gil_scoped_acquire const gil;
     target->attr("dropped")(state_id);

@@ -196,7 +196,7 @@ class CompileCases:
     def test_a_fixed_size(self, ranks):
         ranks.run(static_step)
 
-    @pytest.mark.worlds(2)  # Inductor's cache on disk does not tell 2 ranks from 4: README, limits
+    @pytest.mark.worlds(2, 4)
     def test_inductor(self, ranks):
         ranks.run(inductor_step)
 
