@@ -108,7 +108,7 @@ class Hooks:
 
     @staticmethod
     def traced(group_name: str, world: int) -> None:
-        """Torch finds compiled graphs on disk by their text, in which the number of ranks doesn't stand, and this tag."""
+        """Torch finds compiled graphs on disk by this tag and by their text, in which no number of ranks stands."""
         mark, tag = f"flux_ops:{group_name}={world}", torch.compiler.config.cache_key_tag
         if mark not in tag.split():
             torch.compiler.config.cache_key_tag = f"{tag} {mark}".lstrip()
