@@ -336,7 +336,11 @@ def merged(ctx, sequence_parallel):
         for module in (layer, *separate):
             module.zero_grad()
         x = x_own.clone().requires_grad_()
-        ys = forward(x)
+        with Calls() as calls:
+            ys = forward(x)
+        made = sum(call in ("ag_gemm", "all_gather") for call in calls.made)
+        gathers = sequence_parallel * (len(separate) if what == "separate" else 1)
+        findings.add(f"{what}: gathers", None if made == gathers else f"{calls.made}")
         torch.autograd.backward(ys, grads)
         for i, (y, want) in enumerate(zip(ys, want_ys, strict=True)):
             findings.add(f"{what}: y {i}", first_difference(y.detach(), want, rank=ctx.rank))
