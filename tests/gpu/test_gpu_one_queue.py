@@ -1,4 +1,4 @@
-"""All streams of a process share one queue of the GPU, as Megatron-LM asks for: nothing may wait for what lies behind."""
+"""All streams of a process share one queue of the GPU, as Megatron-LM wants it: nothing waits for what comes later."""
 
 import pytest
 
