@@ -214,7 +214,7 @@ class BlockCases:
     def test_gradients_are_slopes(self, ranks, sequence_parallel, record_property):
         record_property("cells", ranks.run(slopes, sequence_parallel)[0])
 
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     @pytest.mark.parametrize("sequence_parallel", (False, True))
     def test_compiled(self, ranks, sequence_parallel):
         ranks.run(compiled_step, sequence_parallel)

@@ -267,7 +267,7 @@ class InductorPassCases:
     def test_forms(self, ranks, kind, record_property):
         record_property("cells", ranks.run(forms, KINDS[kind], False)[0])
 
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     def test_forms_with_symbolic_sizes(self, ranks, record_property):
         record_property("cells", ranks.run(forms, SYMBOLIC, True)[0])
 
@@ -276,10 +276,10 @@ class InductorPassCases:
     def test_training_with_dtensor(self, ranks, dim):
         ranks.run(dtensor_training, dim, False)
 
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     def test_training_with_dtensor_and_symbolic_sizes(self, ranks):
         ranks.run(dtensor_training, 1, True)
 
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     def test_in_inductor(self, ranks):
         ranks.run(with_inductor)

@@ -264,7 +264,7 @@ class ParallelStyleCases:
     def test_parameters(self, ranks):
         ranks.run(parameters)
 
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     @pytest.mark.parametrize("dim", (0, 1))
     def test_compiled(self, ranks, dim):
         ranks.run(compiled, dim)

@@ -106,7 +106,7 @@ def not_asked_for(ctx):
 
 
 class VllmCases:
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     def test_layer(self, ranks, record_property):
         record_property("cells", ranks.run(layer_in_vllm)[0])
 
