@@ -13,14 +13,12 @@ inline void push_partials(Call& call, WorkspaceView const& view, LaunchPlan cons
   int32_t const per_chunk = plan.order.num_tiles();
   int64_t const num_tiles = int64_t{args.sections} * per_chunk;
   auto* const done = view.control(rank).local.tiles_done;
-  bool is_first = true;
   for (int i = 0; i < world * count; ++i) {
     auto const [step, piece] = rs_piece(i, world, args.pieces, args.parts);
     int const owner = rs_chunk(args.order_rank, world, step), number = section * count + piece;
     if (owner == rank) continue;
     // There the own chunk lies in the middle: what comes after it waits for the peers, as the results of a gemm_ar do.
-    if (plan.choice.same_order && !is_first) call.meet();  // after the first push, which waits until it may
-    is_first = false;
+    if (plan.choice.same_order) call.meet();
     int64_t const begin = int64_t{section} * per_chunk + args.pieces.begin(piece);
     int32_t const tiles = args.pieces.size(piece);
     auto const offset = [&](int slot) { return rs_tile_offset(slot, begin, num_tiles, plan.tile_bytes); };

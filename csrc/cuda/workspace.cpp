@@ -116,6 +116,7 @@ Epoch* Call::arrived(int r, int source) const {
 void Call::fork() {
   check(cudaEventRecord(workspace_.fork_, stream_), "recording an event");
   for (int i = 0; i < 2; ++i) {
+    send_held_signal(i);
     if (in_use_[i]) wait_for(workspace_.fork_, lane(i));
   }
 }

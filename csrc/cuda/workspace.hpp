@@ -90,8 +90,7 @@ class Call {
   // The signals of this call at rank `r`, written by `source`.
   Epoch* arrived(int r, int source) const;
 
-  // Lets the lanes start, or go on: what is enqueued on them next sees all that the caller's stream has done so far. No
-  // signal may be held.
+  // Lets the lanes start, or go on: what is enqueued on them next sees all that the caller's stream has done so far.
   void fork();
   // Goes over to the other lane, and holds it back until a kernel has counted so many tiles, and starts to count anew.
   void take_tiles(uint32_t* counter, int32_t count);
@@ -100,7 +99,7 @@ class Call {
   // Enqueues, on the lane of now, a copy to a peer and the signal that it has arrived.
   void push(void* to, void const* from, int64_t bytes, Epoch* signal);
   // The same on the other lane, once a kernel has counted so many tiles. The signal is held: it goes out with what its
-  // lane does next, or when the lanes meet or are joined.
+  // lane does next, or with fork(), meet() or join().
   void push_tiles(uint32_t* counter, int32_t count, void* to, void const* from, int64_t bytes, Epoch* signal);
   // As push, for a block of rows: `width` bytes of every `pitch`, on both sides.
   void push_rows(void* to, void const* from, int64_t pitch, int64_t width, int64_t rows, Epoch* signal);

@@ -6,7 +6,7 @@ from torch import nn
 
 import flux_ops
 from tests.cases.base import FP32, OPS, Case, make
-from tests.cases.layers import KINDS, over_forms
+from tests.cases.layers import Cell, over_forms
 from tests.cases.layout import views_of_x
 from tests.harness.compare import Findings, assert_same, first_difference
 from tests.harness.data import exact_x, generator
@@ -107,50 +107,37 @@ def exported(ctx):
         assert_same(program.module()(x), module(x), rank=ctx.rank, what=f"M/TP = {size}")
 
 
-def layer(ctx, kind, sequence_parallel, **options):
-    """(a layer, its input of so many tokens of this rank, or of all)."""
-    dtype = torch.bfloat16 if ctx.is_cuda else FP32
-    torch.manual_seed(3)
-    made = KINDS[kind](48, 96, sequence_parallel=sequence_parallel, dtype=dtype, device=ctx.device, **options)
-    shards = {"column": (1, 1 if sequence_parallel else ctx.world), "row": (ctx.world, ctx.world)}[kind]
-
-    def x(tokens):
-        gen = generator(ctx.device, 4, "x", ctx.rank if sequence_parallel or kind == "row" else 0)
-        return exact_x((tokens * shards[1], 48 // shards[0]), dtype, gen)
-
-    return made, x
-
-
 def compiled_layer(ctx, kind, sequence_parallel, **options):
-    made, x_of = layer(ctx, kind, sequence_parallel, **options)
-    compiled, counter = counting(made)
+    layer = Cell(ctx, kind, sequence_parallel, **options).layer
+    compiled, counter = counting(layer)
     if options:
-        made.weight.main_grad = torch.zeros(made.weight.shape, device=ctx.device)
+        layer.weight.main_grad = torch.zeros(layer.weight.shape, device=ctx.device)
 
-    def step_of(function, tokens):
-        x = x_of(tokens).requires_grad_()
+    def step_of(function, x):
+        x = x.clone().requires_grad_()
         y = function(x)
         if not options:
-            return [y.detach(), *torch.autograd.grad(y.float().square().sum(), (x, made.weight, made.bias))]
-        made.bias.grad = None
-        made.weight.main_grad.zero_()
+            return [y.detach(), *torch.autograd.grad(y.float().square().sum(), (x, layer.weight, layer.bias))]
+        layer.bias.grad = None
+        layer.weight.main_grad.zero_()
         y.float().square().sum().backward()
-        return [y.detach(), x.grad, made.weight.main_grad.clone(), made.bias.grad]
+        return [y.detach(), x.grad, layer.weight.main_grad.clone(), layer.bias.grad]
 
     for tokens in SIZES:
-        for got, want in zip(step_of(compiled, tokens), step_of(made, tokens), strict=True):
+        x = Cell(ctx, kind, sequence_parallel, tokens=tokens).x
+        for got, want in zip(step_of(compiled, x), step_of(layer, x), strict=True):
             assert_same(got, want, rank=ctx.rank, what=f"{tokens} tokens of a rank")
     assert counter.frame_count <= 2, f"compiled {counter.frame_count} times for {len(SIZES)} sizes"
 
 
 def exported_layer(ctx, kind, sequence_parallel):
-    made, x_of = layer(ctx, kind, sequence_parallel)
-    rows = torch.export.Dim("rows", min=2, max=4096)
-    program = torch.export.export(made, (x_of(16),), dynamic_shapes=({0: rows * ctx.world},), strict=False)
+    cell = Cell(ctx, kind, sequence_parallel, tokens=16)
+    rows = torch.export.Dim("rows", min=2, max=4096) * (cell.x.shape[0] // 16)
+    program = torch.export.export(cell.layer, (cell.x,), dynamic_shapes=({0: rows},), strict=False)
     assert any("flux" in str(node.target) for node in program.graph.nodes) == (sequence_parallel or kind == "row")
     for tokens in SIZES:
-        x = x_of(tokens * ctx.world if sequence_parallel and kind == "column" else tokens)
-        assert_same(program.module()(x), made(x), rank=ctx.rank, what=f"{tokens} tokens of a rank")
+        x = Cell(ctx, kind, sequence_parallel, tokens=tokens).x
+        assert_same(program.module()(x), cell.layer(x), rank=ctx.rank, what=f"{tokens} tokens of a rank")
 
 
 def strides(ctx, op):
