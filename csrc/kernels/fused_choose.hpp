@@ -5,11 +5,12 @@
 //   many rows   a kernel of kernels.hpp; for gemm_ar one of gemm_rs, on sections of the rows (schedule/ar_schedule.hpp)
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
 #include "kernels/candidates.hpp"
-#include "kernels/few_rows_kernels.hpp"
+#include "kernels/few_rows_choose.hpp"
 #include "schedule/ar_schedule.hpp"
 
 namespace flux {
@@ -103,27 +104,9 @@ inline int64_t section_chunk_bytes(Problem const& problem, int sections) {
 // there are more of them.
 inline int64_t ar_piece_bytes(int world) { return world == 2 ? kFullSpeedBytes : 2 * kFullSpeedBytes; }
 
-constexpr int64_t kFewRows = 512;  // up to so many the kernels for many rows leave most of their tiles empty
-
-// Up to so many the kernels for few rows may pay: of a gemm_ar they send each tile as soon as it is computed, those for
-// many rows a chunk of them.
-inline int64_t few_rows_at_most(Op op) { return op == Op::kGemmAr ? 4 * kFewRows : kFewRows; }
-
 // The two-shot form may have more than the least slots: they are twice as large as y, whatever the number of ranks.
 inline bool slots_may_grow(Problem const& problem, ExchangeForm form) {
   return form == ExchangeForm::kTwoShot && total_rows(problem) <= few_rows_at_most(problem.op);
-}
-
-// Bytes of a parity's slots, whatever kernel runs and in what form; 0 if the least are enough. They grow with M.
-inline int64_t exchange_bytes_at_most(Problem const& problem) {
-  if (problem.op != Op::kGemmAr || problem.weight_transposed) return 0;
-  int64_t const rows = std::min(total_rows(problem), few_rows_at_most(problem.op));
-  int64_t most = 0;
-  for (FewRowsRow const& kernel : kFewRowsKernels) {
-    int64_t const m = round_up(rows, int64_t{kernel.tile_m});
-    most = std::max(most, kernel.slot_bytes(ExchangeForm::kTwoShot, m, problem.n, problem.world));
-  }
-  return most > kExchangeBytes ? most : 0;
 }
 
 // Why a choice can't run the problem, as the end of a sentence; empty if it can.
@@ -195,36 +178,6 @@ inline FusedChoice many_rows_choice(Problem const& problem, int sections) {
 constexpr int64_t kFewRowsFirst = 256;  // up to so many they are faster than the sequence and those for many rows
 constexpr double kFullTiles = 0.8;      // the least row_fill where the padding of tiles costs as much as rows do
 
-// The kernels for few rows that are worth a measurement, the fastest first: those whose tile is the least that holds
-// all rows, or one of the largest where there are more rows than one of 128 holds.
-inline std::vector<int> few_rows_order(Problem const& problem) {
-  constexpr int kLarge = 128;
-  std::vector<int> order;
-  int64_t const m = total_rows(problem);
-  if (m > few_rows_at_most(problem.op)) return order;
-  int least = 2 * kLarge;
-  for (FewRowsRow const& row : kFewRowsKernels) {
-    if (row.tile_m >= m) least = std::min(least, row.tile_m);
-  }
-  for (int kernel = 0; kernel < kNumFewRowsKernels; ++kernel) {
-    int const tile_m = kFewRowsKernels[kernel].tile_m;
-    if (tile_m == least || (tile_m >= kLarge && m > kLarge)) order.push_back(kernel);
-  }
-  // What an SM loads into its shared memory, in rows of K; CTAs that share a tile take a third longer for each.
-  auto const loads = [&](int kernel) {
-    FewRowsRow const& row = kFewRowsKernels[kernel];
-    int64_t const turns = ceil_div(row.num_tiles(m, problem.n) * row.split_k, kNumSms);
-    // Of x; CTAs with several tiles share those that M does not fill. Up to one large tile it hardly matters.
-    int64_t const m_tiles = ceil_div(m, int64_t{row.tile_m});
-    bool const shares = m > kLarge && (m_tiles == 1 || turns > 1);
-    double const x_rows = shares ? double(m) / double(m_tiles) : row.tile_m;
-    double const rows = (row.tile_n + x_rows) / row.split_k;
-    return double(turns) * (row.split_k > 1 ? rows * 4 / 3 : rows);
-  };
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return loads(a) < loads(b); });
-  return order;
-}
-
 // The share of the rows of a choice's tiles that are rows of the product; those of a chunk for many rows.
 inline double row_fill(Problem const& problem, FusedChoice const& choice) {
   auto const fill = [](int64_t rows, int64_t tile) { return double(rows) / double(round_up(rows, tile)); };
@@ -235,13 +188,43 @@ inline double row_fill(Problem const& problem, FusedChoice const& choice) {
   return fill(rows, int64_t{shape.tile_m} * shape.cluster_m);
 }
 
-// Why the plain sequence is faster than a choice for many rows, or empty; measured at TP = 2 (bench --study rows).
+// The least that a product for many rows must be, or the plain sequence is faster: nothing travels while it is computed
+// if all of its tiles are computed at once; and NCCL sends faster than the copy engines of several ranks, which the
+// product has to outweigh. Measured at TP = 2 and 4 (bench --study rows --lists models).
+struct LeastProduct {
+  int64_t tiles;
+  double us;  // by the kernel's model, with more than two ranks
+};
+inline LeastProduct least_product(Op op) {
+  switch (op) {
+    case Op::kAgGemm:
+      return {0, 11.0};
+    case Op::kGemmRs:
+      return {kNumSms + 1, 21.0};
+    case Op::kGemmAr:
+      break;
+  }
+  return {2 * kNumSms, 95.0};
+}
+
+// Why the plain sequence is faster than a choice for many rows, or empty.
 inline std::string why_many_rows_are_slower(Problem const& problem, FusedChoice const& choice) {
   bool const ar = problem.op == Op::kGemmAr;
-  std::string const slower = why_fused_is_slower(ar ? chunks_problem(problem, choice.many_rows.sections) : problem);
-  double const least_fill = ar ? 0.9 : kFullTiles;  // a gemm_ar gains less
-  if (!slower.empty() || row_fill(problem, choice) >= least_fill) return slower;
-  return "M is " + std::to_string(total_rows(problem)) + ", which leaves too much of the tiles of a rank's rows empty";
+  Problem const chunks = ar ? chunks_problem(problem, choice.many_rows.sections) : problem;
+  if (std::string const slower = why_fused_is_slower(chunks); !slower.empty()) return slower;
+  std::string const m = "M is " + std::to_string(total_rows(problem));
+  double const least_fill = ar ? 0.9 : kFullTiles;  // a gemm_ar gains less; measured at TP = 2 (bench --study rows)
+  if (row_fill(problem, choice) < least_fill) return m + ", which leaves too much of the tiles of a rank's rows empty";
+  KernelRow const& kernel = kKernels[choice.many_rows.kernel];
+  LeastProduct const least = least_product(problem.op);
+  if (num_tiles(chunks, kernel.config.shape) < least.tiles) {
+    return m + ", whose tiles are computed nearly all at once: too few travel meanwhile";
+  }
+  if (problem.world > 2 && estimated_us(chunks, kernel) < least.us) {
+    return "the product takes less than " + std::to_string(std::lround(least.us)) +
+           " us by the model; with more than two ranks fused pays from there on";
+  }
+  return {};
 }
 
 // As many as leave chunks of a piece or more, and full tiles: the first's results travel early. With two ranks not more
@@ -255,17 +238,15 @@ inline int choose_sections(Problem const& problem) {
   return 1;
 }
 
-// The share of what a kernel for few rows multiplies, with all SMs in each of its turns, that is of the product.
-inline double few_rows_use(Problem const& problem, FewRowsRow const& row) {
-  int64_t const m = total_rows(problem), at_once = kNumSms / row.split_k;
-  int64_t const turns = ceil_div(row.num_tiles(m, problem.n), at_once);
-  return double(m) * double(problem.n) / (double(turns * at_once) * row.tile_m * row.tile_n);
-}
-
 // Whether a kernel for few rows is faster than the plain sequence, and for a gemm_ar than the kernels for many rows;
 // measured at TP = 2 (bench --study rows), the rule for more than two ranks at TP = 4.
 inline bool few_rows_pay(Problem const& problem, int kernel) {
   int64_t const m = total_rows(problem);
+  // Between two ranks NCCL gathers this many rows sooner than SMs push them.
+  constexpr int64_t kGatheredAtOnce = 128;
+  constexpr double kLeastMacs = 5e9;
+  bool const gathers_between_two = problem.op == Op::kAgGemm && problem.world == 2 && m > kGatheredAtOnce;
+  if (gathers_between_two && double(m) * double(problem.n) * double(problem.k) < kLeastMacs) return false;
   if (m <= kFewRowsFirst) return true;
   FewRowsRow const& row = kFewRowsKernels[kernel];
   double const fill = row_fill(problem, {kernel, {}, {}}), use = few_rows_use(problem, row);
@@ -357,7 +338,7 @@ inline std::string why_sequence_is_faster(Problem const& problem) {
   FusedChoice const& first = candidates.front();
   if (!first.is_few_rows()) return why_many_rows_are_slower(problem, first);
   if (few_rows_pay(problem, first.few_rows)) return {};
-  return "M is " + std::to_string(total_rows(problem)) + ", which the tiles for few rows don't suit";
+  return "M is " + std::to_string(total_rows(problem)) + ", which doesn't suit the kernels for few rows";
 }
 
 }  // namespace flux

@@ -10,7 +10,11 @@ inline Problem problem_of(Op op, int world, int64_t rows, int64_t n, int64_t k) 
   return {op, 0, world, rows, n, k, DataType::kBFloat16, /*weight_transposed=*/false, /*config=*/{}};
 }
 
+// llama3.1-70b at TP = 2.
+inline Problem down_projection(Op op, int64_t m) { return problem_of(op, 2, rows_of(op, 2, m), 8192, 14336); }
+
 std::vector<Test> predict_tests();
+std::vector<Test> sequence_tests();
 int print_why_not(char const* const* texts);
 
 }  // namespace flux::test

@@ -18,7 +18,6 @@ TESTS = [
     "interleaved_chunks_of_one_stripe_have_pieces_along_n",
     "candidates_are_few_and_begin_with_the_model",
     "tall_tiles_are_not_half_empty",
-    "few_rows_are_left_to_the_sequence",
     "sections_stay_within_the_bound",
     "sections_leave_full_tiles_and_pieces",
     "what_gemm_ar_can_not_cut_is_refused",
@@ -26,20 +25,24 @@ TESTS = [
     "fused_candidates_run_and_are_read_back",
     "few_rows_have_kernels_of_their_own",
     "few_rows_of_a_rank_have_them_too",
+    "narrow_weights_have_small_tiles",
     "more_rows_of_gemm_ar_have_them_too",
     "slots_stay_within_the_bound",
     "a_choice_suits_rows_that_fill_its_tiles",
-    "half_empty_tiles_are_left_to_the_sequence",
     "predictions_are_those_of_the_model",
     "predictions_of_what_is_not_fused",
     "predictions_of_few_rows_tell_the_forms_apart",
+    "few_rows_are_left_to_the_sequence",
+    "half_empty_tiles_are_left_to_the_sequence",
+    "short_products_are_left_to_the_sequence",
+    "short_products_of_two_ranks_gather_by_nccl",
 ]
 
 
 @pytest.fixture(scope="module")
 def choose_test(build_program):
     flags = ["-O1", "-fsanitize=undefined,signed-integer-overflow", "-fno-sanitize-recover=all"]
-    return build_program("choose_test", ["choose_test.cpp", "predict_test.cpp"], flags)
+    return build_program("choose_test", ["choose_test.cpp", "predict_test.cpp", "sequence_test.cpp"], flags)
 
 
 @pytest.mark.parametrize("name", TESTS)
