@@ -33,9 +33,8 @@ def start_all_reduce(x: torch.Tensor, group_name: str) -> torch.Tensor:
     return torch.ops._c10d_functional.all_reduce_(x.contiguous(), "sum", group_name)
 
 
-def _reduce_scatter(x: torch.Tensor, group_name: str) -> torch.Tensor:
-    world = world_size(group_name)
-    return wait(torch.ops._c10d_functional.reduce_scatter_tensor(x.contiguous(), "sum", world, group_name))
+def _start_reduce_scatter(x: torch.Tensor, group_name: str) -> torch.Tensor:
+    return torch.ops._c10d_functional.reduce_scatter_tensor(x.contiguous(), "sum", world_size(group_name), group_name)
 
 
 def _may_run_beside_collective(x: torch.Tensor, group_name: str, strategy: str) -> bool:
@@ -130,13 +129,14 @@ def _setup_ag_gemm(ctx, inputs, output) -> None:
 
 
 def _backward_ag_gemm(ctx, grad_y, grad_gathered):
-    grads = ag_gemm_grads(
-        ctx.needs_input_grad, grad_y, *ctx.saved_tensors, ctx.group_name, ctx.strategy, ctx.has_gathered
-    )
-    grad_x = grads[0]
-    if ctx.has_gathered and ctx.needs_input_grad[0]:
-        grad_x = grad_x + _reduce_scatter(grad_gathered, ctx.group_name)
-    return grad_x, *grads[1:], None, None, None
+    needs, (x, weight) = ctx.needs_input_grad, ctx.saved_tensors
+    work = None
+    if ctx.has_gathered and needs[0]:  # one reduction takes both gradients, while dW is computed
+        whole = torch.addmm(grad_gathered.flatten(0, -2), grad_y.flatten(0, -2), weight)
+        work = _start_reduce_scatter(whole.view_as(grad_gathered), ctx.group_name)
+        needs = (False, *needs[1:])
+    grads = ag_gemm_grads(needs, grad_y, x, weight, ctx.group_name, ctx.strategy, ctx.has_gathered)
+    return grads[0] if work is None else wait(work), *grads[1:], None, None, None
 
 
 def _setup_reduced(ctx, inputs, output) -> None:

@@ -14,6 +14,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -62,9 +63,9 @@ at::Tensor start_all_gather(at::Tensor const& x, std::string const& group_name) 
   return op.call(x.contiguous(), resolve_group("all_gather", group_name)->getSize(), group_name);
 }
 
-at::Tensor reduce_scatter(at::Tensor const& x, std::string const& group_name) {
+at::Tensor start_reduce_scatter(at::Tensor const& x, std::string const& group_name) {
   static auto const op = find_op<decltype(c10d::reduce_scatter_tensor)>("_c10d_functional::reduce_scatter_tensor");
-  return wait(op.call(x.contiguous(), "sum", resolve_group("reduce_scatter", group_name)->getSize(), group_name));
+  return op.call(x.contiguous(), "sum", resolve_group("reduce_scatter", group_name)->getSize(), group_name);
 }
 
 // dY^T . X over all tokens: [N, K].
@@ -145,6 +146,15 @@ struct AgGemm : torch::autograd::Function<AgGemm> {
     at::NoGradGuard const no_grad;
 
     at::Tensor grad_x, grad_weight, grad_bias;
+    // Where the gathered operand has a gradient of its own, one reduction takes both, while dW is computed.
+    bool const reduces_both = has_gathered && grad_gathered.defined() && saved.wants(ctx, kX);
+    if (reduces_both) {
+      at::Tensor whole = grad_gathered;
+      if (grad_y.defined()) {
+        whole = at::addmm(whole.flatten(0, -2), grad_y.flatten(0, -2), saved.weight).view_symint(whole.sym_sizes());
+      }
+      grad_x = start_reduce_scatter(whole, saved.group_name);
+    }
     if (grad_y.defined()) {
       bool const wants_weight = saved.wants(ctx, kWeight);
       at::Tensor operand = saved.x;
@@ -152,16 +162,13 @@ struct AgGemm : torch::autograd::Function<AgGemm> {
         operand = start_all_gather(operand, saved.group_name);
         if (!may_run_beside_collective(operand.device(), saved.group_name, saved.strategy)) operand = wait(operand);
       }
-      if (saved.wants(ctx, kX)) {
+      if (saved.wants(ctx, kX) && !reduces_both) {
         grad_x = gemm_rs_op().call(grad_y, saved.weight.t(), std::nullopt, saved.group_name, saved.strategy);
       }
       if (wants_weight) grad_weight = weight_grad(grad_y, has_gathered ? operand : wait(operand));
       if (saved.wants(ctx, kBias)) grad_bias = bias_grad(grad_y);
     }
-    if (has_gathered && grad_gathered.defined() && saved.wants(ctx, kX)) {
-      at::Tensor const more = reduce_scatter(grad_gathered, saved.group_name);
-      grad_x = grad_x.defined() ? grad_x + more : more;
-    }
+    if (reduces_both) grad_x = wait(grad_x);
     if (create_graph) {
       refuse_second_derivative("ag_gemm", {grad_x, grad_weight, grad_bias},
                                {grad_y, grad_gathered, saved.x, saved.weight});
