@@ -59,6 +59,9 @@ def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
     if a.dtype == total.dtype:
         total.addmm_(a, b)
     elif a.is_cuda and (a.dtype, total.dtype) in _WIDENING:
-        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+        if torch.compiler.is_compiling():  # fake tensors have no such addmm
+            total.add_(torch.mm(a, b, out_dtype=torch.float32))
+        else:
+            torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
     else:
         total.addmm_(a.to(total.dtype), b.to(total.dtype))

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flux_ops
 from flux_ops.nn import ColumnParallelLinear, RowParallelLinear, main_grad
@@ -174,6 +175,16 @@ def test_product_is_added_in_the_dtype_of_the_total(dtype, total_dtype):
     torch.testing.assert_close(
         total, want.to(total_dtype), rtol=1e-5 if total_dtype == torch.float32 else 1e-2, atol=1e-5
     )
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="needs a torch built for CUDA")
+def test_product_for_a_wider_total_can_be_traced(monkeypatch):
+    """On a GPU, which need not be there: tensors are fake while a graph is traced."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with FakeTensorMode():
+        total = torch.empty(5, 7, device="cuda")
+        a, b = (torch.empty(shape, dtype=torch.bfloat16, device="cuda") for shape in ((5, 300), (300, 7)))
+        main_grad.add_product(total, a, b)
 
 
 def test_hooks_of_main_grad(one_rank):
