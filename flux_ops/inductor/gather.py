@@ -14,6 +14,7 @@ import operator
 import torch
 from torch.fx import Graph, Node
 
+from flux_ops.inductor.collective import Collective
 from flux_ops.inductor.graph import (
     CASTS,
     DTYPES,
@@ -31,7 +32,6 @@ from flux_ops.inductor.graph import (
     regroupings,
     replace_collective,
     value,
-    waited,
 )
 from flux_ops.inductor.report import Replaced
 
@@ -45,15 +45,13 @@ class Gather:
     dim: int
 
     @staticmethod
-    def of(collective: Node) -> "Gather":
-        shard, world, group_name = collective.args
-        result = waited(collective)
-        if value(shard).dtype not in DTYPES:
-            raise NotMatchedError(f"it gathers {value(shard).dtype}, for which ag_gemm has no product")
-        for user in result.users:
-            if user.target == aten.split.Tensor and (moved := _gathered_elsewhere(result, user, shard, world)):
-                return Gather(collective, shard, group_name, *moved)
-        return Gather(collective, shard, group_name, result, 0)
+    def of(c: Collective) -> "Gather":
+        if value(c.operand).dtype not in DTYPES:
+            raise NotMatchedError(f"it gathers {value(c.operand).dtype}, for which ag_gemm has no product")
+        for user in c.result.users if c.dim == 0 else ():
+            if user.target == aten.split.Tensor and (moved := _gathered_elsewhere(c.result, user, c.operand, c.world)):
+                return Gather(c.node, c.operand, c.group_name, *moved)
+        return Gather(c.node, c.operand, c.group_name, c.result, c.dim)
 
 
 def _gathered_elsewhere(result: Node, split: Node, shard: Node, world: int) -> tuple[Node, int] | None:
@@ -70,7 +68,7 @@ def _gathered_elsewhere(result: Node, split: Node, shard: Node, world: int) -> t
     return (cat, dim) if whole_shards and dim != 0 and len(result.users) == 1 else None
 
 
-def overlap(graph: Graph, collective: Node, strategy: str) -> Replaced:
+def overlap(graph: Graph, collective: Collective, strategy: str) -> Replaced:
     gather = Gather.of(collective)
     products = _products(gather)
     product = max(products, key=lambda p: _hint(p.n))  # the largest hides most; of equals the first
@@ -90,12 +88,13 @@ def overlap(graph: Graph, collective: Node, strategy: str) -> Replaced:
 
     product.node.replace_all_uses_with(y)
     erase_unused([product.node])
-    replace_collective(collective, gather.result, gathered_there)
+    replace_collective(gather.collective, gather.result, gathered_there)
     erase_unused([gathered_there])
     if gathered._erased:
         fused.args = (*args, False, strategy)
         fused.meta["val"] = (value(fused)[0], value(gather.shard).new_empty(0))
-    return Replaced(collective.name, product.node.name, "ag_gemm", _note(gather, len(products) - 1, gathered._erased))
+    note = _note(gather, len(products) - 1, gathered._erased)
+    return Replaced(gather.collective.name, product.node.name, "ag_gemm", note)
 
 
 def _note(gather: Gather, others: int, only_use: bool) -> str:

@@ -4,12 +4,13 @@ import pathlib
 
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.pattern_matcher import stable_topological_sort
-from torch.fx import Graph, Node
+from torch.fx import Graph
 
 from flux_ops import fallback
 from flux_ops.inductor import gather, reduce
-from flux_ops.inductor.graph import NotMatchedError, c10d, merge_equal_gathers
-from flux_ops.inductor.report import Left, Replaced, Report
+from flux_ops.inductor.collective import COLLECTIVES
+from flux_ops.inductor.graph import NotMatchedError, merge_equal_gathers
+from flux_ops.inductor.report import Left, Report
 from flux_ops.version import __version__
 
 
@@ -38,23 +39,26 @@ class OverlapPass(CustomGraphPass):
 
     Args:
         strategy: of all operators, as in flux_ops.ag_gemm.
+        collectives: what it looks for; by default the functional collectives. See flux_ops/inductor/collective.py.
 
     Raises ValueError for an unknown strategy.
     """
 
-    def __init__(self, strategy: str = "auto"):
+    def __init__(self, strategy: str = "auto", *, collectives: dict = COLLECTIVES):
         fallback.check_strategy("OverlapPass", strategy)
-        self.strategy = strategy
+        self.strategy, self.collectives = strategy, collectives
 
     def __call__(self, graph: Graph) -> None:
         graph.eliminate_dead_code()
         merge_equal_gathers(graph)
         report = Report()
         for node in list(graph.nodes):
-            if node.op != "call_function" or node._erased or node.target not in _OVERLAPS:
+            read = self.collectives.get(str(node.target))
+            if node.op != "call_function" or node._erased or read is None:
                 continue
             try:
-                report.replaced.append(_OVERLAPS[node.target](graph, node, self.strategy))
+                collective = read(node)
+                report.replaced.append(_OVERLAPS[collective.kind](graph, collective, self.strategy))
             except NotMatchedError as reason:
                 report.left.append(Left(node.name, f"{reason}."))
         if report.replaced:
@@ -69,15 +73,4 @@ class OverlapPass(CustomGraphPass):
         return __version__, self.strategy, get_hash_for_files(sources)
 
 
-def _refuse_coalesced(graph: Graph, collective: Node, strategy: str) -> Replaced:
-    raise NotMatchedError("it is one collective for several tensors")
-
-
-_OVERLAPS = {
-    c10d.all_gather_into_tensor.default: gather.overlap,
-    c10d.reduce_scatter_tensor.default: reduce.overlap,
-    c10d.all_reduce.default: reduce.overlap,
-    c10d.all_gather_into_tensor_coalesced.default: _refuse_coalesced,
-    c10d.reduce_scatter_tensor_coalesced.default: _refuse_coalesced,
-    c10d.all_reduce_coalesced.default: _refuse_coalesced,
-}
+_OVERLAPS = {"all_gather": gather.overlap, "reduce_scatter": reduce.overlap, "all_reduce": reduce.overlap}

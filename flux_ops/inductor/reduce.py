@@ -12,6 +12,7 @@ import dataclasses
 import torch
 from torch.fx import Graph, Node
 
+from flux_ops.inductor.collective import Collective
 from flux_ops.inductor.graph import (
     DTYPES,
     PRODUCTS,
@@ -20,7 +21,6 @@ from flux_ops.inductor.graph import (
     Product,
     Writer,
     aten,
-    c10d,
     chunks_put_together,
     dim_of,
     is_reshape,
@@ -28,41 +28,31 @@ from flux_ops.inductor.graph import (
     name_of,
     replace_collective,
     value,
-    waited,
 )
 from flux_ops.inductor.report import Replaced
 
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    collective: Node
-    result: Node
+    collective: Collective
     product: Product
     bias: Node | None  # that the sum over the ranks holds once
     partial: Node  # the product, reshaped: what is reduced, its dimension `dim` scattered
     dim: int
-    average: bool
-    world: int
-    group_name: str
 
     @staticmethod
-    def of(collective: Node) -> "Reduction":
-        reduced, how, *sizes, group_name = collective.args
-        if how not in ("sum", "avg"):
-            raise NotMatchedError(f"it reduces with '{how}'; only sums and averages can be overlapped")
-        world = sizes[0] if sizes else _group_size(group_name)
-        partial, dim = (reduced, 0) if not sizes else _scattered(reduced, world)
+    def of(c: Collective) -> "Reduction":
+        if c.how not in ("sum", "avg"):
+            raise NotMatchedError(f"it reduces with '{c.how}'; only sums and averages can be overlapped")
+        looks_through = c.kind == "reduce_scatter" and c.dim == 0
+        partial, dim = _scattered(c.operand, c.world) if looks_through else (c.operand, c.dim)
         product = _product_of(partial)
         if dim == value(partial).ndim - 1:
             raise NotMatchedError("it scatters the last dimension, the columns of the product")
         if value(partial).dtype not in DTYPES:
             raise NotMatchedError(f"it reduces {value(partial).dtype}, for which there is no overlapped product")
-        bias = None if product.bias is None else _replicated_bias(product.bias, world)
-        return Reduction(collective, waited(collective), product, bias, partial, dim, how == "avg", world, group_name)
-
-
-def _group_size(group_name: str) -> int:
-    return torch.distributed.distributed_c10d._resolve_process_group(group_name).size()
+        bias = None if product.bias is None else _replicated_bias(product.bias, c.world)
+        return Reduction(c, product, bias, partial, dim)
 
 
 def _scattered(reduced: Node, world: int) -> tuple[Node, int]:
@@ -97,12 +87,12 @@ def _replicated_bias(bias: Node, world: int) -> Node:
     raise NotMatchedError("each rank adds a bias of its own to its partial sum")
 
 
-def overlap(graph: Graph, collective: Node, strategy: str) -> Replaced:
+def overlap(graph: Graph, collective: Collective, strategy: str) -> Replaced:
     r = Reduction.of(collective)
-    scatters = collective.target == c10d.reduce_scatter_tensor.default
-    writer = Writer(graph, collective)
+    scatters = collective.kind == "reduce_scatter"
+    writer = Writer(graph, collective.node)
     weight = writer.transposed(r.product.columns)
-    args = weight, r.bias, r.group_name, strategy
+    args = weight, r.bias, collective.group_name, strategy
     lead = list(r.partial.args[1][:-1]) if is_reshape(r.partial) else None  # sizes of the rows' dimensions
     rows = r.product.rows
     if scatters:
@@ -114,11 +104,11 @@ def overlap(graph: Graph, collective: Node, strategy: str) -> Replaced:
         y = writer.call(torch.ops.flux.gemm_ar.default, rows, *args)
         if lead is not None:
             y = writer.reshaped(y, [*lead, writer.size(y, 1)])
-    if r.average:
-        y = writer.call(aten.div.Tensor, y, r.world)
+    if collective.how == "avg":
+        y = writer.call(aten.div.Tensor, y, collective.world)
 
-    replace_collective(collective, r.result, y)
-    return Replaced(collective.name, r.product.node.name, "gemm_rs" if scatters else "gemm_ar", _note(r))
+    replace_collective(collective.node, collective.result, y)
+    return Replaced(collective.node.name, r.product.node.name, "gemm_rs" if scatters else "gemm_ar", _note(r))
 
 
 def _note(r: Reduction) -> str:
@@ -127,6 +117,6 @@ def _note(r: Reduction) -> str:
         notes.append(f"dimension {r.dim} is moved to the front and back")
     if r.bias is not None:
         notes.append("the bias, of which each rank added 1/TP, is added once")
-    if r.average:
+    if r.collective.how == "avg":
         notes.append("the sum is divided by TP")
     return ", ".join(notes)

@@ -173,13 +173,13 @@ def as_tuple(result):
     return result if isinstance(result, (tuple, list)) else (result,)
 
 
-def run_form(ctx, form, dynamic):
+def run_form(ctx, form, dynamic, overlap=None):
     """None, or what is wrong."""
     args = operands(ctx, form.shape)
     want = as_tuple(form.function(*args))
     torch._dynamo.reset()
     reports = []
-    made = backend(inductor.OverlapPass(), reports)
+    made = backend(overlap or inductor.OverlapPass(), reports)
     compiled = torch.compile(form.function, fullgraph=True, dynamic=dynamic, backend=made)
     for got, expected in zip(as_tuple(compiled(*args)), want, strict=True):
         if (got.shape, got.stride()) != (expected.shape, expected.stride()):

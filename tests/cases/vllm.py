@@ -194,8 +194,9 @@ def models_agree(ctx, folder):
         assert errors[0] <= 2 * errors[1] < 0.1 * exact.abs().max().item(), errors
 
 
-@needs_vllm
-class VllmCases:
+class InsideVllm:
+    """Ranks that have vLLM, for the cases of a class."""
+
     @pytest.fixture(scope="class")
     @classmethod
     def folder(cls, tmp_path_factory):
@@ -212,6 +213,9 @@ class VllmCases:
         with Ranks(request.param, "cpu", env) as running:
             yield running
 
+
+@needs_vllm
+class VllmCases(InsideVllm):
     def test_layers_agree(self, ranks_with_vllm, folder, record_property):
         record_property("cells", ranks_with_vllm.run(layers_agree, folder)[0])
 

@@ -52,6 +52,9 @@ def stand_in():
     linear = {"RowParallelLinear": RowParallelLinear, "UnquantizedLinearMethod": UnquantizedLinearMethod}
     contents = {
         "vllm.envs": {"VLLM_BATCH_INVARIANT": False, "environment_variables": {}},
+        "vllm.compilation.passes.pass_manager": {},  # without AsyncTPPass, as on CPUs
+        "vllm.config": {"get_current_vllm_config_or_none": lambda: None},
+        "vllm.distributed": {"split_tensor_along_last_dim": None, "tensor_model_parallel_all_reduce": None},
         "vllm.distributed.parallel_state": {"get_tp_group": lambda: group},
         "vllm.model_executor.custom_op": {"PluggableLayer": PluggableLayer},
         "vllm.model_executor.layers.linear": linear,

@@ -2,7 +2,7 @@
 
 vLLM's wheel is built for GPUs. Without one it imports, but finds no platform: here it is set to vLLM's CPU platform.
 The wheel lacks the kernels of that platform; the layers need none, whole models do. FLUX_TEST_VLLM names the folder of
-another build.
+another build. vLLM's passes for compiled graphs are made for GPUs, but need none: with_passes() has them on CPUs.
 """
 
 import contextlib
@@ -73,10 +73,79 @@ def vllm(ctx, folder, **config):
             yield current
 
 
+# Of the CUDA kernels that vLLM's passes know, those that they look up when they are imported. No test calls one.
+LOOKED_UP = (
+    "rotary_embedding",
+    "silu_and_mul",
+    "static_scaled_fp8_quant",
+    "dynamic_scaled_fp8_quant",
+    "dynamic_per_token_scaled_fp8_quant",
+)
+_kernels = []  # the library, which has to outlive its operators
+
+
+@contextlib.contextmanager
+def with_passes(ctx, folder, min_tokens):
+    """vLLM's configuration with pass_config.fuse_gemm_comms, and its manager of passes with those that it has for CUDA.
+
+    Sequence parallelism begins at `min_tokens`. `folder` has a model's config.json in `model`.
+    """
+    with vllm(ctx, folder):
+        from vllm import ir
+        from vllm.config import CompilationConfig, ModelConfig, ParallelConfig, PassConfig
+        from vllm.distributed.parallel_state import get_tp_group
+
+        model_config = ModelConfig(str(folder / "model"), skip_tokenizer_init=True, max_model_len=64)
+    if not _kernels:
+        _kernels.append(torch.library.Library("_C", "FRAGMENT"))
+        for name in LOOKED_UP:
+            if not hasattr(torch.ops._C, name):
+                _kernels[0].define(f"{name}() -> ()")
+    from vllm.compilation.passes import pass_manager
+    from vllm.compilation.passes.fusion import collective_fusion, sequence_parallelism
+
+    passes = {
+        "AsyncTPPass": collective_fusion.AsyncTPPass,
+        "SequenceParallelismPass": sequence_parallelism.SequenceParallelismPass,
+    }
+    asked_for = PassConfig(enable_sp=True, fuse_gemm_comms=True, sp_min_token_num=min_tokens)
+    launched = {"tensor_parallel_size": ctx.world, "distributed_executor_backend": "external_launcher"}
+    config = {
+        "model_config": model_config,
+        "compilation_config": CompilationConfig(pass_config=asked_for),
+        "parallel_config": ParallelConfig(**launched),
+    }
+    with (
+        vllm(ctx, folder, **config) as current,
+        mock.patch.dict(vars(pass_manager), passes),
+        mock.patch.object(get_tp_group(), "use_custom_op_call", True),  # its collectives are operators, as on CUDA
+        ir.enable_torch_wrap(True),  # and so are its norms
+    ):
+        yield current
+
+
+def manager_of(config):
+    """vLLM's manager of passes, as its backend configures it."""
+    from vllm.compilation.passes.pass_manager import PostGradPassManager
+
+    manager = PostGradPassManager()
+    manager.configure(config)
+    return manager
+
+
+def in_range(first, last):
+    """Inside, a graph is compiled for these numbers of tokens."""
+    from vllm.compilation.passes.inductor_pass import pass_context
+    from vllm.config.utils import Range
+
+    return pass_context(Range(first, last))
+
+
 @contextlib.contextmanager
 def with_plugin():
-    """Inside, vLLM has loaded its plugins with FLUX_VLLM=1: what it builds there has our layer, and keeps it."""
+    """Inside, vLLM has loaded its plugins with FLUX_VLLM=1: what it builds there has our layer and our pass."""
     from vllm import envs, plugins
+    from vllm.compilation.passes import pass_manager
     from vllm.model_executor import custom_op
 
     from flux_ops.integrations.vllm import register
@@ -85,6 +154,7 @@ def with_plugin():
         mock.patch.dict(os.environ, {"FLUX_VLLM": "1"}),
         mock.patch.dict(custom_op.op_registry_oot),
         mock.patch.dict(envs.environment_variables),
+        mock.patch.dict(vars(pass_manager)),
         mock.patch.object(plugins, "plugins_loaded", False),
     ):
         register.cache_clear()

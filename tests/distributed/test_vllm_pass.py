@@ -1,0 +1,5 @@
+from tests.cases.vllm_pass import VllmPassCases
+
+
+class TestVllmPass(VllmPassCases):
+    pass
