@@ -67,6 +67,13 @@ class _Overlapped:
             return f"{features[1]} = {features[0]} is not a multiple of the number of ranks, {mesh.size()}"
         return ""
 
+    def _check_dim(self, argument: str, layout: Shard, x: torch.Tensor) -> None:
+        if not -x.ndim <= layout.dim < x.ndim:
+            raise ValueError(
+                f"{type(self).__name__}: {argument} is {layout!r}, but x of shape {list(x.shape)} has no dimension "
+                f"{layout.dim}; it must be one of {-x.ndim} to {x.ndim - 1}."
+            )
+
     def _why_not_call(self, layout: Shard, x: torch.Tensor, size: int, world: int) -> str:
         """Why the operator can't gather or scatter this call's tokens, `size` over all ranks."""
         if layout.dim % x.ndim == x.ndim - 1:
@@ -105,6 +112,8 @@ class ColwiseParallel(_Overlapped, torch_styles.ColwiseParallel):
     is replicated, there is nothing to gather), a subclass of nn.Linear, features that are not a multiple of TP; in a
     call, tokens that are not, and autocast. An nn.Embedding always has torch's.
 
+    Raises ValueError, in a call, where x has no dimension `dim`.
+
     Args:
         input_layouts, output_layouts, use_local_output: as torch.distributed.tensor.parallel.ColwiseParallel has them.
         strategy: as in flux_ops.ag_gemm.
@@ -117,6 +126,7 @@ class ColwiseParallel(_Overlapped, torch_styles.ColwiseParallel):
 
     def run(self, linear: _OverlappedLinear, x):
         layout, world = self.input_layouts[0], linear._mesh.size()
+        self._check_dim("input_layouts", layout, x)
         size = x.shape[layout.dim] if isinstance(x, DTensor) else x.shape[layout.dim] * world
         if reason := self._why_not_call(layout, x, size, world):
             return self.run_plain(linear, x, reason)
@@ -141,6 +151,8 @@ class RowwiseParallel(_Overlapped, torch_styles.RowwiseParallel):
 
     Everything else falls back to torch's style, with one warning that says why, as for ColwiseParallel.
 
+    Raises as ColwiseParallel does.
+
     Args:
         input_layouts, output_layouts, use_local_output: as torch.distributed.tensor.parallel.RowwiseParallel has them.
         strategy: as in flux_ops.gemm_rs and flux_ops.gemm_ar.
@@ -155,8 +167,10 @@ class RowwiseParallel(_Overlapped, torch_styles.RowwiseParallel):
     def run(self, linear: _OverlappedLinear, x):
         layout, world = self.output_layouts[0], linear._mesh.size()
         scatters = isinstance(layout, Shard)
-        if scatters and (reason := self._why_not_call(layout, x, self._tokens(x, layout, world), world)):
-            return self.run_plain(linear, x, reason)
+        if scatters:
+            self._check_dim("output_layouts", layout, x)
+            if reason := self._why_not_call(layout, x, self._tokens(x, layout, world), world):
+                return self.run_plain(linear, x, reason)
         if isinstance(x, DTensor) or self.input_layouts != self.desired_input_layouts:
             args = self.input_layouts, self.desired_input_layouts, linear, (x,), linear._mesh
             x = self._prepare_input_fn(*args).redistribute(placements=self.desired_input_layouts).to_local()

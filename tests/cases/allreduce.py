@@ -224,7 +224,7 @@ class AllReduceCases:
     def test_endurance(self, ranks, record_property):
         record_property("cells", ranks.run(endurance, self.endurance_calls)[0])
 
-    @pytest.mark.worlds(2, 3)
+    @pytest.mark.worlds(2, 3, 4)
     @pytest.mark.cpu_is_enough
     def test_refusals_of_forms(self, ranks):
         ranks.run(no_such_form)

@@ -1,12 +1,14 @@
 """Backward against the un-sharded layer, in exact data."""
 
+import dataclasses
 import itertools
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import flux_ops
-from tests.cases.base import BF16, FP32, FP64, OPS, Case, call, make
+from tests.cases.base import BF16, FP32, FP64, OPS, WITH_STRATEGY, Case, call, make
 from tests.harness.compare import Findings, first_difference
 from tests.harness.data import exact_x, generator
 
@@ -200,7 +202,46 @@ def against_plain_torch(ctx, op, strategy):
     return findings.finish()
 
 
+def inference_first(ctx):
+    """In a new process, each op and strategy on a group of its own: first in inference mode, where the workspace grows,
+    then in a training step.
+    """
+    findings = Findings()
+    for op, strategy in WITH_STRATEGY:
+        group = dist.new_group(list(range(ctx.world)))
+        case = Case(op, 16, 64, 64, dtype=BF16 if ctx.is_cuda else FP32, bias=True, seed=6)
+        operands, large = make(ctx, case, group), make(ctx, dataclasses.replace(case, rows=1024), group)
+        tensors = operands.x, operands.weight, operands.bias
+        want, want_large = (one.expected().to(case.dtype) for one in (operands, large))
+        grads = [grad_of(ctx, case, rank) for rank in range(ctx.world)]
+        want_grads = expected_grads(ctx, operands, grads)
+
+        def compare(what, got, want, where=f"{op}, {strategy}"):
+            findings.add(f"{where}: {what}", first_difference(got, want, rank=ctx.rank))
+
+        with torch.inference_mode():
+            compare("inference", call(operands, strategy=strategy, group=group), want)
+            compare("inference of more rows", call(large, strategy=strategy, group=group), want_large)
+            kept = call(operands, strategy=strategy, group=group)
+        with torch.no_grad():
+            compare("no_grad", call(operands, strategy=strategy, group=group), want)
+        for tensor in tensors:
+            tensor.requires_grad_()
+        y = call(operands, strategy=strategy, group=group)
+        y.backward(grads[ctx.rank])
+        compare("training", y.detach(), want)
+        for name, tensor, grad in zip(("x", "weight", "bias"), tensors, want_grads, strict=True):
+            compare(f"gradient of {name}", tensor.grad, grad)
+        compare("what inference mode made", kept, want)
+        flux_ops.destroy(group)
+    return findings.finish()
+
+
 class AutogradCases:
+    @pytest.mark.parametrize("world", (2, 4))
+    def test_first_use_in_inference_mode(self, spawn, world, record_property):
+        record_property("cells", spawn(world).run(inference_first)[0])
+
     @pytest.mark.cpu_is_enough
     @pytest.mark.worlds(2, 4)
     @pytest.mark.parametrize("strategy", ("auto", "sequential"))

@@ -51,7 +51,7 @@ def compiled(ctx, op):
 
 
 def dispatch_record(ctx, op):
-    small, large = (16, 72, 64), (512, 4096, 64)
+    small, large = (16, 72, 64), (512, 4096, 2048)
     cells = [("fused", small, "fused"), ("sequential", small, "sequential"), ("auto", small, "fused")]
     if ctx.is_cuda and op != "gemm_ar":  # for that it is too few
         cells.append(("auto", large, "fused"))
@@ -97,13 +97,13 @@ def poisoned_workspace(ctx, op, strategies=("fused",), sizes=()):
 
 
 class DispatchCases:
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     @pytest.mark.parametrize("bias", (False, True), ids=("no bias", "bias"))
-    @pytest.mark.parametrize("op, strategy", WITH_STRATEGY)
+    @pytest.mark.parametrize("op, strategy", (*WITH_STRATEGY, *((op, "auto") for op in OPS)))
     def test_opcheck(self, ranks, op, strategy, bias):
         ranks.run(opcheck, op, strategy, bias)
 
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     @pytest.mark.parametrize("op", OPS)
     def test_fullgraph_compilation_with_dynamic_m(self, ranks, op, record_property):
         record_property("cells", ranks.run(compiled, op)[0])

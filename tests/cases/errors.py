@@ -4,9 +4,24 @@ import re
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import flux_ops
-from tests.cases.base import BF16, FP16, FP32, OPS, Case, check, refused
+from tests.cases.autograd import expected_grads, grad_of
+from tests.cases.base import (
+    BF16,
+    DECOMPOSED_OPS,
+    FP16,
+    FP32,
+    OPS,
+    WITH_STRATEGY,
+    Case,
+    call,
+    check,
+    make,
+    refused,
+)
+from tests.harness.compare import Findings, first_difference
 
 
 def _bad_calls(ctx, op):
@@ -147,8 +162,56 @@ def one_rank_refuses(ctx, op, culprit):
     return answer
 
 
+def some_uneven(world):
+    """Numbers of rows M, most of which `world` ranks can't have equal shares of."""
+    return sorted({world + 1, 2 * world - 1, 17, 127, 1001, 4026})
+
+
+def uneven_rows(ctx, op, strategy):
+    """M that TP does not divide, cut as torch.tensor_split does: refused on every rank. M = 16 TP is right after each,
+    forward and backward. Returns (M, class name, message) of each.
+    """
+    findings, messages = Findings(), []
+    group = dist.new_group(list(range(ctx.world)))  # no rank has run its share of what is refused before
+    dtype, n, k = BF16 if ctx.is_cuda else FP32, 72, 64
+    fn, weight = getattr(flux_ops, op), torch.ones(n, k, dtype=dtype, device=ctx.device)
+    for m in (m for m in some_uneven(ctx.world) if m % ctx.world):
+        x = torch.ones(m, k, dtype=dtype, device=ctx.device)
+        x = x.tensor_split(ctx.world)[ctx.rank] if op == "ag_gemm" else x
+        messages.append((m, *refused(ctx, lambda x=x: fn(x, weight, strategy=strategy, group=group))))
+        case = Case(op, 16, n, k, dtype=dtype, bias=True, seed=m)
+        operands = make(ctx, case, group)
+        tensors = operands.x, operands.weight, operands.bias
+        grads = [grad_of(ctx, case, rank) for rank in range(ctx.world)]
+        wants = [operands.expected().to(dtype), *expected_grads(ctx, operands, grads)]
+        for tensor in tensors:
+            tensor.requires_grad_()
+        y = call(operands, strategy=strategy, group=group)
+        y.backward(grads[ctx.rank])
+        gots = y.detach(), *(tensor.grad for tensor in tensors)
+        for name, got, want in zip(("y", "x", "weight", "bias"), gots, wants, strict=True):
+            findings.add(f"after M = {m}: {name}", first_difference(got, want, rank=ctx.rank))
+    flux_ops.destroy(group)
+    findings.finish()
+    return messages
+
+
+UNEVEN = tuple((op, strategy) for op, strategy in WITH_STRATEGY if op in DECOMPOSED_OPS)
+
+
 class ErrorCases:
-    @pytest.mark.worlds(2, 3)
+    @pytest.mark.worlds(2, 3, 4, 8)
+    @pytest.mark.parametrize("op, strategy", UNEVEN)
+    def test_rows_that_tp_does_not_divide(self, ranks, op, strategy):
+        for messages in ranks.run(uneven_rows, op, strategy):
+            for m, kind, message in messages:
+                assert kind == "ValueError", message
+                values = {part.numel() for part in torch.tensor_split(torch.arange(m), ranks.world)}
+                if op == "gemm_rs":
+                    values = (m, ranks.world)
+                assert all(holds(message, str(value)) for value in values), message
+
+    @pytest.mark.worlds(2, 3, 4)
     @pytest.mark.parametrize("op", OPS)
     def test_refusals(self, ranks, op, record_property):
         messages = ranks.run(refusals, op)
@@ -156,7 +219,7 @@ class ErrorCases:
         alike = [{name: re.sub(r"cuda:\d+", "cuda", text) for name, text in m.items()} for m in messages]
         assert all(m == alike[0] for m in alike), f"the ranks gave different reasons: {alike}"
 
-    @pytest.mark.worlds(2, 3)
+    @pytest.mark.worlds(2, 3, 4)
     @pytest.mark.parametrize(
         "what, values",
         (
@@ -177,7 +240,7 @@ class ErrorCases:
             for peer in range(ranks.world):
                 assert holds(message, str(peer)), f"rank {rank}'s message doesn't list rank {peer}: {message}"
 
-    @pytest.mark.worlds(2, 3)
+    @pytest.mark.worlds(2, 3, 4)
     @pytest.mark.parametrize("op", OPS)
     def test_one_rank_with_bad_arguments(self, ranks, op):
         culprit = ranks.world - 1

@@ -101,6 +101,9 @@ def decode_as_forward(ctx):
     return findings.finish()
 
 
+over_worlds = pytest.mark.parametrize("world, tp", ((2, 2), (4, 2), (4, 4)))
+
+
 class ExampleCases:
     device = "cpu"
 
@@ -109,7 +112,7 @@ class ExampleCases:
     def examples(cls, tmp_path_factory):
         return Examples(cls.device, tmp_path_factory.mktemp("examples"))
 
-    @pytest.mark.parametrize("world, tp", ((2, 2), (4, 2)))
+    @over_worlds
     def test_training(self, examples, world, tp):
         document, _ = examples.train(world, tp)
         flux, plain_ = document["losses"]["flux"], document["losses"]["plain"]
@@ -119,16 +122,17 @@ class ExampleCases:
         assert document["step_ms"].keys() == {"flux", "plain", "control"}
         assert any("fused" in how for how in document["ran"]), document["ran"]
 
-    @pytest.mark.parametrize("world, tp", ((2, 2), (4, 2)))
+    @over_worlds
     def test_training_is_the_same_without_tensor_parallelism(self, examples, world, tp):
         """As many replicas get the same text, whatever TP is."""
         document, alone = examples.train(world, tp)[0], examples.train(world // tp, 1)[0]
         for layers, losses in document["losses"].items():
             assert apart(losses, alone["losses"][layers]) < LIMITS[self.device], layers
 
-    def test_generation_of_trained_weights(self, examples):
-        trained, weights = examples.train(2, 2)
-        document = examples.run("generate_tp", 2, "--load", weights)
+    @pytest.mark.parametrize("world", (2, 4))
+    def test_generation_of_trained_weights(self, examples, world):
+        trained, weights = examples.train(world, world)
+        document = examples.run("generate_tp", world, "--load", weights)
         assert document["config"] == trained["config"]
         assert len(document["sequences"]) == document["setting"]["sequences"]
         assert document["tokens_per_s"].keys() == {"flux", "plain"}

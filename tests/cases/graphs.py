@@ -223,7 +223,7 @@ class GraphCases:
     def test_many_sizes_in_one_pool(self, ranks, record_property):
         record_property("cells", ranks.run(many_sizes, 150, self.slow_s)[0])
 
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     @pytest.mark.parametrize("op", OPS)
     def test_capture_of_what_was_not_prepared(self, ranks, op):
         for messages in ranks.run(capture_unprepared, op):

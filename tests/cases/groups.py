@@ -181,15 +181,15 @@ class GroupCases:
     def test_groups_of_the_same_ranks_in_turn(self, ranks):
         ranks.run(interleaved_groups)
 
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     def test_create_use_destroy_cycles(self, ranks):
         ranks.run(cycles, self.cycles)
 
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     def test_destroyed_group_is_refused(self, ranks):
         for messages in ranks.run(use_after_destroy):
             assert "no such group" in messages[2]
 
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     def test_group_of_one(self, ranks):
         ranks.run(one_rank_group)

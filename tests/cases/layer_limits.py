@@ -7,6 +7,7 @@ import torch.distributed as dist
 import flux_ops
 from flux_ops.nn import ColumnParallelLinear, RowParallelLinear
 from tests.cases.base import BF16, refused
+from tests.cases.errors import some_uneven
 from tests.cases.layers import IN, OUT, TOKENS, Cell
 from tests.harness.compare import Findings, first_difference
 from tests.harness.data import exact_x, generator
@@ -23,17 +24,21 @@ def good_call(ctx, cell, findings, what):
 
 
 def uneven_tokens(ctx, kind):
-    """M that TP does not divide: refused on every rank, with M and TP; the next good call is right."""
+    """M that TP does not divide: refused on every rank, with M and TP; the next good call is right. M that it does
+    divide, as large and as odd: right.
+    """
     findings, messages = Findings(), []
-    world = ctx.world
-    group = dist.new_group(list(range(world)))  # no rank has run its share of what is refused before
+    group = dist.new_group(list(range(ctx.world)))  # where no rank has run its share of what is refused before
     cell = Cell(ctx, kind, True, seed=8, tokens=24, group=group)
-    for m in sorted({world + 1, 2 * world - 1, 17, 127, 1001, 4026}):
-        if m % world == 0:
-            continue
-        rows = torch.tensor_split(torch.arange(m), world)[ctx.rank].numel() if kind == "column" else m
-        x = exact_x((rows, cell.x.shape[-1]), BF16, generator(ctx.device, m, "x")).requires_grad_()
-        messages.append((m, *refused(ctx, lambda x=x: cell.layer(x))))
+    for m in some_uneven(ctx.world):
+        whole = exact_x((m, IN), BF16, generator(ctx.device, m, "x"))
+        part = whole.tensor_split(ctx.world)[ctx.rank] if kind == "column" else cell.of_input(whole)
+        x = part.clone().requires_grad_()
+        if m % ctx.world:
+            messages.append((m, *refused(ctx, lambda x=x: cell.layer(x))))
+        else:
+            want = cell.of_output(cell.whole(whole.double()).detach())
+            cell.compare(findings, f"M = {m}", cell.layer(x).detach(), want)
         good_call(ctx, cell, findings, f"after M = {m}")
     flux_ops.destroy(group)
     findings.finish()
@@ -41,7 +46,7 @@ def uneven_tokens(ctx, kind):
 
 
 def half_known_tokens(ctx):
-    """Rank 1 has run its share before, so nothing is exchanged: the timeout tells what rank 0 was about to do."""
+    """All but rank 0 have run their share before and exchange nothing: the timeout tells what rank 0 wanted to run."""
     findings = Findings()
     cell = Cell(ctx, "column", True, seed=8)
     good_call(ctx, cell, findings, "before")
@@ -73,17 +78,20 @@ def any_tokens(ctx, kind):
 
 
 def dimensions(ctx, kind):
-    """x [S, B, K] and [B, S, K]: dimension 0 is gathered or scattered, whatever it means, and no other."""
+    """x [S, B, K] and [B, S, K]: dimension 0 is gathered or scattered, whatever it means, and no other; so are its
+    gradients. Each rank's tokens hold its number.
+    """
     findings = Findings()
-    world, rank = ctx.world, ctx.rank
-    for shape in [(8 * world, b) for b in (1, 2, 5)] + [(b * world, 7) for b in (1, 2, 5)] + [(world, 3, 5)]:
-        cell = Cell(ctx, kind, True, seed=9)
-        x_whole = exact_x((*shape, IN), BF16, generator(ctx.device, 1, "x"))
-        x_whole += torch.arange(shape[0], device=ctx.device).view(-1, *[1] * len(shape)) // (shape[0] // world)
-        y = cell.layer(cell.of_input(x_whole))
-        want = cell.of_output(cell.whole(x_whole.double()).detach()).to(BF16)
-        problem = first_difference(y.detach(), want, rank=rank)
-        findings.add(f"x {[*shape, IN]}", problem)
+    for tokens, *leading in [(8, b) for b in (1, 2, 5)] + [(b, 7) for b in (1, 2, 5)] + [(1, 3, 5), (8, 3, 5)]:
+        cell = Cell(ctx, kind, True, seed=9, tokens=tokens, leading=leading)
+        numbers = torch.arange(ctx.world, device=ctx.device).repeat_interleave(tokens)
+        cell.x_whole += numbers.view(-1, *[1] * len(leading), 1)
+        cell.x = cell.of_input(cell.x_whole).to(BF16)
+        what = f"x {list(cell.x_whole.shape)}"
+        y = cell.require((1, 1, 1)).layer(cell.x)
+        cell.compare(findings, f"{what}: y", y.detach(), cell.expected()[0])
+        y.backward(cell.grad)
+        cell.compare_grads(findings, what)
     return findings.finish()
 
 
@@ -111,6 +119,7 @@ def unlike_ranks(ctx):
 
 
 class LayerLimitCases:
+    @pytest.mark.worlds(2, 3, 4, 8)
     @pytest.mark.parametrize("kind", ("column", "row"))
     def test_tokens_that_tp_does_not_divide(self, ranks, kind):
         for messages in ranks.run(uneven_tokens, kind):
@@ -126,11 +135,13 @@ class LayerLimitCases:
                     assert f"rank {ranks.world - 1}:" in message
 
     @pytest.mark.cpu_is_enough
-    @pytest.mark.worlds(2)
-    def test_tokens_that_one_rank_knows(self, ranks):
-        waited, behind = ranks.run(half_known_tokens)
-        assert "rank 0 waited 2 s for rank 1" in waited
-        assert f"Rank 0 was about to run ag_gemm(x [{TOKENS + 1}, " in behind
+    @pytest.mark.worlds(2, 4)
+    def test_tokens_that_one_rank_does_not_know(self, ranks):
+        waited, *behind = ranks.run(half_known_tokens)
+        peers = ", ".join(str(rank) for rank in range(1, ranks.world))
+        assert f"rank 0 waited 2 s for {'rank' if ranks.world == 2 else 'ranks'} {peers} to make" in waited
+        for message in behind:
+            assert f"Rank 0 was about to run ag_gemm(x [{TOKENS + 1}, " in message
 
     @pytest.mark.parametrize("kind", ("column", "row"))
     def test_any_number_of_tokens_without_sequence_parallelism(self, ranks, kind):
@@ -152,7 +163,7 @@ class LayerLimitCases:
                 assert f"TP = {ranks.world}" in message
             assert refusals["no dimension"][0] == "ValueError"
 
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     def test_ranks_with_unlike_shards(self, ranks):
         for error, message in ranks.run(unlike_ranks):
             assert error == "ValueError"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.cases.base import OPS
+from tests.cases.base import OPS, refused
 from tests.cases.layers import Calls
 from tests.harness.compare import Findings, assert_same, first_difference
 from tests.harness.data import exact_x, generator
@@ -97,8 +97,10 @@ def against_torch(ctx):
 
     findings, mesh = Findings(), mesh_of(ctx)
     torch_styles, ours = both_styles()
-    shapes = (((6, HIDDEN), 0), ((6, 3, HIDDEN), 0), ((3, 6, HIDDEN), 1), ((1, 6, HIDDEN), 1), ((2, 3, 4, HIDDEN), -2))
-    for (shape, dim), bias, local in itertools.product(shapes, (False, True), (True, False)):
+    shapes = [((6,), 0), *(((8, b), 0) for b in (1, 2, 5)), *(((b, 8), dim) for b in (1, 2, 5) for dim in (1, -2))]
+    shapes += [((8, 2, 3), 0), ((2, 8, 3), 1), ((2, 3, 8), 2), ((2, 3, 8), -2)]
+    for (leading, dim), (bias, local) in itertools.product(shapes, ((False, True), (True, False))):
+        shape = (*leading, HIDDEN)
         x = exact_x(shape, torch.float64, generator(ctx.device, 2, "x", ctx.rank))
         layouts = {"input_layouts": Shard(dim)}, {"output_layouts": Shard(dim), "use_local_output": local}
         theirs, none = step(parallelized(make_mlp(ctx, bias), mesh, torch_styles, *layouts), x)
@@ -189,6 +191,28 @@ def fallbacks(ctx):
     return findings.finish()
 
 
+def no_such_dimension(ctx):
+    """Refused in words on every rank; the next good call works."""
+    from torch.distributed.tensor import Shard
+
+    findings, mesh = Findings(), mesh_of(ctx)
+    torch_styles, ours = both_styles()
+    x = exact_x((6, 3, HIDDEN), torch.float64, generator(ctx.device, 2, "x", ctx.rank))
+    for dim, argument in itertools.product((3, -4), ("input_layouts", "output_layouts")):
+        layouts = {"input_layouts": Shard(0), "output_layouts": Shard(0), argument: Shard(dim)}
+        column, row = ({name: layouts[name]} for name in ("input_layouts", "output_layouts"))
+        module = parallelized(make_mlp(ctx), mesh, ours, column, row)
+        kind, message = refused(ctx, lambda module=module: module(x))
+        style = "ColwiseParallel" if argument == "input_layouts" else "RowwiseParallel"
+        words = (f"{style}: {argument} is Shard(dim={dim})", f"no dimension {dim}")
+        fine = kind == "ValueError" and all(word in message for word in words)
+        findings.add(f"{argument}, {dim}", None if fine else f"{kind}: {message}")
+    layouts = {"input_layouts": Shard(0)}, {"output_layouts": Shard(0)}
+    theirs, mine = (step(parallelized(make_mlp(ctx), mesh, styles, *layouts), x)[0] for styles in (torch_styles, ours))
+    compare(ctx, findings, "afterwards", mine, theirs)
+    return findings.finish()
+
+
 def parameters(ctx):
     """The state dict has torch's keys and layouts, and goes both ways; a copy of the module works."""
     from torch.distributed.tensor import Shard
@@ -227,6 +251,7 @@ def compiled(ctx, dim):
         want, _ = step(module, x)
         for name, got in training_step(fast, module, x).items():
             assert_same(got, want[name], rank=ctx.rank, what=f"{tokens} tokens: {name}")
+            assert got.stride() == want[name].stride(), f"{tokens} tokens: {name}"
 
 
 def with_fsdp(ctx):
@@ -259,6 +284,10 @@ class ParallelStyleCases:
     @pytest.mark.worlds(2, 4)
     def test_fallbacks(self, ranks, record_property):
         record_property("cells", ranks.run(fallbacks)[0])
+
+    @pytest.mark.worlds(2, 4)
+    def test_no_such_dimension(self, ranks):
+        ranks.run(no_such_dimension)
 
     @pytest.mark.worlds(2, 4)
     def test_parameters(self, ranks):

@@ -94,7 +94,7 @@ def one_gpu_for_all(ctx):
 
 
 class TopologyCases:
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     @pytest.mark.parametrize("what", tuple(LACKS))
     @pytest.mark.parametrize("op", OPS)
     def test_no_way_to_the_peers(self, ranks, op, what):
@@ -102,6 +102,6 @@ class TopologyCases:
             pytest.skip(f"only on {LACKS[what][0]}")
         ranks.run(lacking, op, what)
 
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     def test_unlike_versions(self, ranks):
         ranks.run(unlike_versions)

@@ -304,7 +304,7 @@ class TunerCases:
     def test_every_candidate_is_exact(self, ranks, op, record_property):
         record_property("cells", ranks.run(forced, op)[0])
 
-    @pytest.mark.worlds(2, 3)
+    @pytest.mark.worlds(2, 3, 4)
     @pytest.mark.parametrize("op", OPS)
     def test_prepare_is_enough_for_every_candidate(self, ranks, op):
         ranks.run(prepared_for_all, op)
@@ -314,13 +314,13 @@ class TunerCases:
     def test_ranks_with_unlike_files_take_that_of_rank_0(self, ranks, op, tmp_path):
         ranks.run(unlike_files, op, str(tmp_path))
 
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     @pytest.mark.parametrize("choice", ("fused:none/p1", "auto", "telepathy:fast"))
     @pytest.mark.parametrize("op", OPS)
     def test_choice_that_can_not_run(self, ranks, op, choice, tmp_path):
         ranks.run(useless_entry, op, choice, str(tmp_path))
 
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     @pytest.mark.parametrize("op", OPS)
     def test_sequential_can_be_the_choice(self, ranks, op, tmp_path):
         ranks.run(sequential_entry, op, str(tmp_path))
@@ -336,7 +336,7 @@ class TunerCases:
     def test_bad_candidate_loses(self, ranks, kind):
         ranks.run(bad_candidate, "gemm_rs", kind)
 
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     def test_bad_arguments(self, ranks):
         ranks.run(bad_arguments)
 

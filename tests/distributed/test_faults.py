@@ -2,4 +2,4 @@ from tests.cases.faults import FaultCases
 
 
 class TestFaults(FaultCases):
-    fault_world = 3
+    fault_world = 4

@@ -31,7 +31,7 @@ OF_SHARED_GPUS = (
     *("allreduce", "decomposed", "errors", "few_rows", "graphs", "groups", "numerics", "reuse", "shapes"),
     *("autograd", "layers", "parallel_styles"),
 )
-NOT_ON_GLOO = ("many_sizes_of_an_mlp_in_one_pool", "a_training_step_in_one_graph")
+NOT_ON_GLOO = ("many_sizes_of_an_mlp_in_one_pool", "a_training_step_in_one_graph", "capture_of_a_training_step")
 MAX_RANKS_PER_GPU = 16
 
 
