@@ -12,9 +12,9 @@ namespace flux {
 
 constexpr int64_t kFewRows = 512;  // up to so many the kernels for many rows leave most of their tiles empty
 
-// Up to so many the kernels for few rows may pay: of a gemm_ar they send each tile as soon as it is computed, those for
-// many rows a chunk of them.
-inline int64_t few_rows_at_most(Op op) { return op == Op::kGemmAr ? 4 * kFewRows : kFewRows; }
+// Up to so many the kernels for few rows may pay: where they reduce they send each tile as soon as it is computed,
+// those for many rows a chunk of them.
+inline int64_t few_rows_at_most(Op op) { return op == Op::kAgGemm ? kFewRows : 4 * kFewRows; }
 
 // Bytes of a parity's slots, whatever kernel runs and in what form; 0 if the least are enough. They grow with M.
 inline int64_t exchange_bytes_at_most(Problem const& problem) {
@@ -42,8 +42,7 @@ inline std::vector<int> few_rows_order(Problem const& problem) {
   }
   for (int kernel = 0; kernel < kNumFewRowsKernels; ++kernel) {
     FewRowsRow const& row = kFewRowsKernels[kernel];
-    bool const at_once = row.num_tiles(m, problem.n) * row.split_k <= kNumSms;
-    bool const is_small = row.tile_m == kSmall && m > kSmall && at_once;
+    bool const is_small = row.tile_m == kSmall && m > kSmall && row.runs_at_once(m, problem.n);
     if (row.tile_m == least || (row.tile_m >= kLarge && m > kLarge) || is_small) order.push_back(kernel);
   }
   // What an SM loads into its shared memory, in rows of K; CTAs that share a tile take a third longer for each, and a

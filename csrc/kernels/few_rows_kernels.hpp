@@ -2,6 +2,7 @@
 // The kernels for few rows, a row each. Names: rows of the weight x rows of x of a tile, and the CTAs that share it, if
 // there are several.
 
+#include "kernels/num_sms.hpp"
 #include "schedule/exchange_layout.hpp"
 
 namespace flux {
@@ -12,6 +13,7 @@ struct FewRowsRow {
   int split_k;  // CTAs that share a tile
 
   int64_t num_tiles(int64_t m, int64_t n) const { return ceil_div(m, tile_m) * ceil_div(n, tile_n); }
+  bool runs_at_once(int64_t m, int64_t n) const { return num_tiles(m, n) * split_k <= kNumSms; }  // on an H100
   int64_t slot_bytes(ExchangeForm form, int64_t m, int64_t n, int world) const {
     int64_t const columns = ceil_div(n, tile_n) * (tile_n / 64), vector_bytes = 16 * 64 * 2;
     if (form == ExchangeForm::kScatter) {

@@ -188,9 +188,9 @@ inline double row_fill(Problem const& problem, FusedChoice const& choice) {
   return fill(rows, int64_t{shape.tile_m} * shape.cluster_m);
 }
 
-// The least that a product for many rows must be, or the plain sequence is faster: nothing travels while it is computed
-// if all of its tiles are computed at once; and NCCL sends faster than the copy engines of several ranks, which the
-// product has to outweigh. Measured at TP = 2 and 4 (bench --study rows --lists models).
+// The least that a product for many rows must be, or the plain sequence is faster: of a gemm_ar too little travels
+// while it is computed if nearly all tiles are computed at once; and NCCL sends faster than the copy engines of several
+// ranks, which the product has to outweigh. Measured at TP = 2 and 4 (bench --study rows --lists models).
 struct LeastProduct {
   int64_t tiles;
   double us;  // by the kernel's model, with more than two ranks
@@ -200,7 +200,7 @@ inline LeastProduct least_product(Op op) {
     case Op::kAgGemm:
       return {0, 11.0};
     case Op::kGemmRs:
-      return {kNumSms + 1, 21.0};
+      return {0, 21.0};
     case Op::kGemmAr:
       break;
   }
@@ -250,10 +250,21 @@ inline bool few_rows_pay(Problem const& problem, int kernel) {
   if (m <= kFewRowsFirst) return true;
   FewRowsRow const& row = kFewRowsKernels[kernel];
   double const fill = row_fill(problem, {kernel, {}, {}}), use = few_rows_use(problem, row);
+  // If all tiles run at once, a gemm_rs takes as long as one of them.
+  if (problem.op == Op::kGemmRs && row.runs_at_once(m, problem.n)) return use > 0.7 && fill >= 0.8;
   if (m <= kFewRows) return use > 0.8 && fill >= 0.8;
   // With more than two ranks the exchange of a tile takes longer than the product of the next one.
-  bool const keeps_up = problem.world == 2 || row.num_tiles(m, problem.n) * row.split_k <= kNumSms;
+  bool const keeps_up = problem.world == 2 || row.runs_at_once(m, problem.n);
   return keeps_up && use > 0.85 && fill >= 0.9;
+}
+
+// Whether an ag_gemm or a gemm_rs runs a kernel for few rows rather than one for many; measured as few_rows_pay.
+inline bool few_rows_come_first(Problem const& problem, int kernel) {
+  int64_t const m = total_rows(problem);
+  if (m <= kFewRowsFirst || !why_fused_is_slower(problem).empty()) return true;
+  if (!few_rows_pay(problem, kernel)) return false;
+  bool const at_once = m > kFewRows && kFewRowsKernels[kernel].runs_at_once(m, problem.n);
+  return at_once || !why_many_rows_are_slower(problem, {-1, choose_launch(problem), {}}).empty();
 }
 
 // What is worth a measurement, the model's choice first.
@@ -276,7 +287,7 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
   };
   bool const interleaved = problem.op != Op::kAgGemm && problem.world > 2;
   if (problem.op != Op::kGemmAr) {
-    bool const few_first = total_rows(problem) <= kFewRowsFirst || !why_fused_is_slower(problem).empty();
+    bool const few_first = !few.empty() && few_rows_come_first(problem, few.front());
     if (few_first) add_few_rows();
     for (LaunchChoice const& launch : launch_candidates(problem, interleaved)) add({-1, launch, {}});
     if (!few_first) add_few_rows();
@@ -317,7 +328,7 @@ inline bool find_fused_choice(Problem const& problem, FusedChoice* choice) {
 inline bool suits(Problem const& problem, std::string const& config, int64_t measured_m) {
   int64_t const m = total_rows(problem);
   if (m == measured_m) return true;
-  for (int64_t const most : {kFewRows, few_rows_at_most(problem.op)}) {
+  for (int64_t const most : {kFewRows, problem.op == Op::kGemmAr ? few_rows_at_most(problem.op) : kFewRows}) {
     if ((m <= most) != (measured_m <= most)) return false;
   }
   FusedChoice choice;

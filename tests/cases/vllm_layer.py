@@ -113,6 +113,6 @@ class VllmCases:
     def test_layer(self, ranks, record_property):
         record_property("cells", ranks.run(layer_in_vllm)[0])
 
-    @pytest.mark.worlds(2)
+    @pytest.mark.worlds(2, 4)
     def test_off_unless_asked_for(self, ranks):
         ranks.run(not_asked_for)

@@ -12,8 +12,9 @@ class TestGpuFewRows:
     def test_every_row_count(self, ranks, op, record_property):
         record_property("cells", ranks.run(few_rows.every_row_count, op)[0])
 
-    def test_more_rows_of_gemm_ar(self, ranks, record_property):
-        record_property("cells", ranks.run(few_rows.more_rows)[0])
+    @pytest.mark.parametrize("op", ("gemm_rs", "gemm_ar"))
+    def test_more_rows(self, ranks, op, record_property):
+        record_property("cells", ranks.run(few_rows.more_rows, op)[0])
 
     def test_prepare_is_enough_for_more_rows(self, ranks):
         ranks.run(prepared_for_more_rows)

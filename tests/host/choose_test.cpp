@@ -239,25 +239,6 @@ void few_rows_have_kernels_of_their_own() {
   }
 }
 
-// The fastest as measured on H200s: small tiles while all of them run at once.
-void narrow_weights_have_small_tiles() {
-  struct {
-    int64_t m, n;
-    char const* name;
-  } const kCases[] = {
-      {64, 1024, "64x64_k2"},    {128, 1024, "64x64_k2"}, {128, 4096, "64x64"},    {128, 8192, "128x128_k2"},
-      {192, 2560, "64x64"},      {192, 5120, "128x64"},   {256, 1024, "64x64_k2"}, {256, 2048, "64x64"},
-      {256, 2560, "128x128_k2"}, {256, 8192, "128x128"},
-  };
-  for (auto const& c : kCases) {
-    for (Op const op : {Op::kGemmRs, Op::kGemmAr}) {
-      Problem const p = problem_of(op, 2, rows_of(op, 2, c.m), c.n, 4096);
-      char const* const name = kFewRowsKernels[fused_candidates(p).front().few_rows].name;
-      CHECK(std::strcmp(name, c.name) == 0, "%s of %ld rows, N %ld: %s", op_name(op), long(c.m), long(c.n), name);
-    }
-  }
-}
-
 // A gemm_ar sends tile by tile up to 2048 rows, where its tiles are full.
 void more_rows_of_gemm_ar_have_them_too() {
   for (int world : {2, 3, 4, 8}) {
@@ -380,12 +361,12 @@ int main(int argc, char** argv) {
       TEST(fused_candidates_run_and_are_read_back),
       TEST(few_rows_have_kernels_of_their_own),
       TEST(few_rows_of_a_rank_have_them_too),
-      TEST(narrow_weights_have_small_tiles),
       TEST(more_rows_of_gemm_ar_have_them_too),
       TEST(slots_stay_within_the_bound),
       TEST(a_choice_suits_rows_that_fill_its_tiles),
   };
-  for (auto const& more : {predict_tests(), sequence_tests()}) tests.insert(tests.end(), more.begin(), more.end());
+  for (auto const& more : {predict_tests(), sequence_tests(), few_rows_tests()})
+    tests.insert(tests.end(), more.begin(), more.end());
   for (Test const& test : tests) {
     if (argc < 2) std::printf("%s\n", test.name);
     if (argc > 1 && std::strcmp(argv[1], test.name) == 0) return test.run(), 0;

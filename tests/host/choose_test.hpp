@@ -15,6 +15,7 @@ inline Problem down_projection(Op op, int64_t m) { return problem_of(op, 2, rows
 
 std::vector<Test> predict_tests();
 std::vector<Test> sequence_tests();
+std::vector<Test> few_rows_tests();
 int print_why_not(char const* const* texts);
 
 }  // namespace flux::test

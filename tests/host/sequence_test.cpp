@@ -35,9 +35,7 @@ void short_products_are_left_to_the_sequence() {
     int64_t least, n, k;
   } const kCases[] = {
       {Op::kAgGemm, 4, 8192, 768, 1024},    // 12.0 us with 4096 rows
-      {Op::kGemmRs, 4, 2048, 3072, 2048},   // all tiles at once with 1024
       {Op::kGemmRs, 4, 8192, 1024, 1024},   // 14.9 us with 4096
-      {Op::kGemmRs, 2, 2048, 3072, 4096},   // all tiles at once with 1024
       {Op::kGemmAr, 2, 8192, 1024, 2048},   // not two turns of the SMs with 4096
       {Op::kGemmAr, 2, 2048, 5120, 13824},  // the same with 1024
       {Op::kGemmAr, 4, 8192, 2048, 2048},   // 48.0 us with 4096

@@ -25,7 +25,6 @@ TESTS = [
     "fused_candidates_run_and_are_read_back",
     "few_rows_have_kernels_of_their_own",
     "few_rows_of_a_rank_have_them_too",
-    "narrow_weights_have_small_tiles",
     "more_rows_of_gemm_ar_have_them_too",
     "slots_stay_within_the_bound",
     "a_choice_suits_rows_that_fill_its_tiles",
@@ -36,13 +35,16 @@ TESTS = [
     "half_empty_tiles_are_left_to_the_sequence",
     "short_products_are_left_to_the_sequence",
     "short_products_of_two_ranks_gather_by_nccl",
+    "narrow_weights_have_small_tiles",
+    "more_rows_of_gemm_rs_have_them_too",
 ]
 
 
 @pytest.fixture(scope="module")
 def choose_test(build_program):
     flags = ["-O1", "-fsanitize=undefined,signed-integer-overflow", "-fno-sanitize-recover=all"]
-    return build_program("choose_test", ["choose_test.cpp", "predict_test.cpp", "sequence_test.cpp"], flags)
+    sources = ["choose_test.cpp", "predict_test.cpp", "sequence_test.cpp", "few_rows_test.cpp"]
+    return build_program("choose_test", sources, flags)
 
 
 @pytest.mark.parametrize("name", TESTS)
