@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+import flux_ops
 from flux_ops import inductor
 from tests.cases.parallel_styles import mesh_of, training_step, with_exact_parameters
 from tests.harness.compare import Findings, assert_same, first_difference
@@ -244,6 +245,27 @@ def dtensor_training(ctx, dim, dynamic):
     assert not any(report.left for report in reports), "\n".join(map(str, reports))
 
 
+def dtensor_in_inductor(ctx):
+    """DTensor's own styles, forward and backward, compiled by Inductor itself, which alone lays out buffers."""
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    layers = nn.Sequential(nn.Linear(K, N, bias=False), nn.Linear(N, K, bias=False))
+    module = with_exact_parameters(ctx, layers, torch.bfloat16 if ctx.is_cuda else torch.float64)
+    plan = {"0": ColwiseParallel(input_layouts=Shard(0)), "1": RowwiseParallel(output_layouts=Shard(0))}
+    module = parallelize_module(module, mesh_of(ctx), plan)
+    x = exact_x((8, K), module[0].weight.dtype, generator(ctx.device, 2, "x", ctx.rank))
+    want = training_step(module, module, x)
+    options = {"post_grad_custom_post_pass": inductor.OverlapPass(), "fx_graph_cache": False}
+    torch._dynamo.reset()
+    flux_ops.dispatch_counts(reset=True)
+    got = training_step(torch.compile(module, fullgraph=True, options=options), module, x)
+    ran = sorted(op for (op, *_), count in flux_ops.dispatch_counts().items() for _ in range(count))
+    assert ran == ["ag_gemm", "ag_gemm", "gemm_rs", "gemm_rs"], ran
+    for name, expected in want.items():
+        assert_same(got[name], expected, rank=ctx.rank, what=name)
+
+
 def with_inductor(ctx):
     """On the CPU without a pointwise operator: Inductor would spend minutes on compiling C++."""
     dtype = torch.bfloat16 if ctx.is_cuda else torch.float64
@@ -283,3 +305,7 @@ class InductorPassCases:
     @pytest.mark.worlds(2, 4)
     def test_in_inductor(self, ranks):
         ranks.run(with_inductor)
+
+    @pytest.mark.worlds(2, 4)
+    def test_dtensor_in_inductor(self, ranks):
+        ranks.run(dtensor_in_inductor)

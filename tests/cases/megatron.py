@@ -228,6 +228,16 @@ def place_of(value):
     ]
 
 
+def attributes(ctx, kind, sequence_parallel):
+    """The parameters of flux_ops.nn's layers have the attributes that Megatron sets on its own, and no others."""
+    with megatron(ctx):
+        theirs = build(ctx, sources()[0], kind, config_of(ctx, sequence_parallel))
+        ours = getattr(flux_ops.nn, NAMES[kind])(IN, OUT, sequence_parallel=sequence_parallel, device=ctx.device)
+        for name in ("weight", "bias"):
+            got, want = (vars(getattr(layer, name)) for layer in (ours, theirs))
+            assert got == want, f"{name}: {got}, in Megatron {want}"
+
+
 def experts(ctx, kind):
     """Their tokens are exchanged elsewhere, so that they remain Megatron's; without apex no fusion is promised."""
     findings = Findings()
@@ -292,6 +302,10 @@ class MegatronCases:
     @over_forms
     def test_layers_agree(self, ranks, record_property, kind, sequence_parallel):
         record_property("cells", ranks.run(layers_agree, kind, sequence_parallel)[0])
+
+    @over_forms
+    def test_attributes_of_parameters(self, ranks, kind, sequence_parallel):
+        ranks.run(attributes, kind, sequence_parallel)
 
     @over_forms
     def test_accumulation_in_main_grad(self, ranks, record_property, kind, sequence_parallel):

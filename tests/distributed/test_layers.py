@@ -1,5 +1,6 @@
 from tests.cases.blocks import BlockCases
 from tests.cases.layer_limits import LayerLimitCases
+from tests.cases.layer_memory import LayerMemoryCases
 from tests.cases.layer_state import LayerStateCases
 from tests.cases.layers import LayerCases
 
@@ -17,4 +18,8 @@ class TestLayerState(LayerStateCases):
 
 
 class TestLayerLimits(LayerLimitCases):
+    pass
+
+
+class TestLayerMemory(LayerMemoryCases):
     pass

@@ -1,6 +1,7 @@
 from tests.cases.blocks import BlockCases
 from tests.cases.layer_graphs import LayerGraphCases
 from tests.cases.layer_limits import LayerLimitCases
+from tests.cases.layer_memory import LayerMemoryCases
 from tests.cases.layer_state import LayerStateCases
 from tests.cases.layers import LayerCases
 
@@ -22,4 +23,8 @@ class TestGpuLayerLimits(LayerLimitCases):
 
 
 class TestGpuLayerGraphs(LayerGraphCases):
+    pass
+
+
+class TestGpuLayerMemory(LayerMemoryCases):
     pass

@@ -1,0 +1,5 @@
+from tests.cases.overlapped_training import OverlappedTrainingCases
+
+
+class TestOverlappedTraining(OverlappedTrainingCases):
+    pass
