@@ -23,7 +23,7 @@ class ColumnParallelLinear(ParallelLinear):
         sequence_parallel: x holds this rank's tokens, [M/TP, ..., K], and is gathered along dimension 0 by
             flux_ops.ag_gemm. Else x is [M, ..., K], the same on all ranks, and the gradient of x is summed over the
             ranks while that of the weight is computed.
-        gather_output: Y has the columns of all ranks. Not with sequence_parallel, nor with skip_bias_add.
+        gather_output: Y has the columns of all ranks, which hold it alike, and its gradient. Not with skip_bias_add.
         skip_bias_add: the bias is not added but returned beside Y.
         split_output: with several out_features, return a tuple with one Y for each (views of one tensor, unless they
             are gathered); else one Y with this rank's columns of each, one after the other.
@@ -67,9 +67,10 @@ class ColumnParallelLinear(ParallelLinear):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ):
-        if gather_output and (sequence_parallel or skip_bias_add):
-            other = "sequence_parallel" if sequence_parallel else "skip_bias_add"
-            raise ValueError(f"ColumnParallelLinear: gather_output and {other} are both True; they exclude each other.")
+        if gather_output and skip_bias_add:
+            raise ValueError(
+                "ColumnParallelLinear: gather_output and skip_bias_add are both True; they exclude each other."
+            )
         merged = isinstance(out_features, Sequence) and not isinstance(out_features, str)
         if merged and not len(out_features):
             raise ValueError("ColumnParallelLinear: out_features is empty; it must have at least one size.")

@@ -273,9 +273,10 @@ def outputs(ctx):
     findings = Findings()
     for leading, fused in itertools.product(((), (2,)), (False, True)):
         options = {"leading": leading, "gradient_accumulation_fusion": fused}
-        cell = Cell(ctx, "column", False, gather_output=True, **options)
-        cell.of_output = lambda whole: whole
-        check_once(cell, findings, "gather_output", cell.grad_whole.to(BF16))
+        for sequence_parallel in (False, True):
+            cell = Cell(ctx, "column", sequence_parallel, gather_output=True, **options)
+            cell.of_output = lambda whole: whole
+            check_once(cell, findings, "gather_output", cell.grad_whole.to(BF16))
         cell = Cell(ctx, "row", False, input_is_parallel=False, **options)
         cell.of_input, cell.x = lambda whole: whole, cell.x_whole.to(BF16)
         check_once(cell, findings, "input_is_parallel False", cell.grad)

@@ -125,7 +125,6 @@ def test_repr(one_rank):
         (lambda: ColumnParallelLinear(8, []), "out_features is empty"),
         (lambda: ColumnParallelLinear(8, [6, -1]), "out_features is -1"),
         (lambda: RowParallelLinear(8, True), "out_features is True"),
-        (lambda: ColumnParallelLinear(8, 6, gather_output=True, sequence_parallel=True), "gather_output and sequence"),
         (lambda: ColumnParallelLinear(8, 6, gather_output=True, skip_bias_add=True), "gather_output and skip_bias_add"),
         (lambda: RowParallelLinear(8, 6, input_is_parallel=False, sequence_parallel=True), "input_is_parallel"),
         (lambda: RowParallelLinear(8, 6, sequence_parallel=True)(torch.ones(2, 7)), "K is 8 in weight and 7 in x"),
