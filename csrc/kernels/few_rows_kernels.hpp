@@ -13,7 +13,7 @@ struct FewRowsRow {
   int split_k;  // CTAs that share a tile
 
   int64_t num_tiles(int64_t m, int64_t n) const { return ceil_div(m, tile_m) * ceil_div(n, tile_n); }
-  bool runs_at_once(int64_t m, int64_t n) const { return num_tiles(m, n) * split_k <= kNumSms; }  // on an H100
+  bool runs_at_once(int64_t m, int64_t n) const { return num_tiles(m, n) * split_k <= kNumSms; }  // on an H100 or H200
   int64_t slot_bytes(ExchangeForm form, int64_t m, int64_t n, int world) const {
     int64_t const columns = ceil_div(n, tile_n) * (tile_n / 64), vector_bytes = 16 * 64 * 2;
     if (form == ExchangeForm::kScatter) {

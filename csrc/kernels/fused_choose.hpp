@@ -238,8 +238,8 @@ inline int choose_sections(Problem const& problem) {
   return 1;
 }
 
-// Whether a kernel for few rows is faster than the plain sequence, and for a gemm_ar than the kernels for many rows;
-// measured at TP = 2 (bench --study rows), the rule for more than two ranks at TP = 4.
+// Whether a kernel for few rows is faster than the plain sequence, and for a gemm_ar than the kernels for many rows (of
+// the other ops, see few_rows_come_first); measured at TP = 2 (bench --study rows), `keeps_up` at TP = 4.
 inline bool few_rows_pay(Problem const& problem, int kernel) {
   int64_t const m = total_rows(problem);
   // Between two ranks NCCL gathers this many rows sooner than SMs push them.
@@ -261,7 +261,7 @@ inline bool few_rows_pay(Problem const& problem, int kernel) {
 // Whether an ag_gemm or a gemm_rs runs a kernel for few rows rather than one for many; measured as few_rows_pay.
 inline bool few_rows_come_first(Problem const& problem, int kernel) {
   int64_t const m = total_rows(problem);
-  if (m <= kFewRowsFirst || !why_fused_is_slower(problem).empty()) return true;
+  if (m <= kFewRowsFirst || (m <= kFewRows && !why_fused_is_slower(problem).empty())) return true;
   if (!few_rows_pay(problem, kernel)) return false;
   bool const at_once = m > kFewRows && kFewRowsKernels[kernel].runs_at_once(m, problem.n);
   return at_once || !why_many_rows_are_slower(problem, {-1, choose_launch(problem), {}}).empty();
@@ -328,7 +328,7 @@ inline bool find_fused_choice(Problem const& problem, FusedChoice* choice) {
 inline bool suits(Problem const& problem, std::string const& config, int64_t measured_m) {
   int64_t const m = total_rows(problem);
   if (m == measured_m) return true;
-  for (int64_t const most : {kFewRows, problem.op == Op::kGemmAr ? few_rows_at_most(problem.op) : kFewRows}) {
+  for (int64_t const most : {kFewRows, few_rows_at_most(problem.op)}) {
     if ((m <= most) != (measured_m <= most)) return false;
   }
   FusedChoice choice;

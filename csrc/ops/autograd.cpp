@@ -5,6 +5,9 @@
 //   gemm_rs   Y = reduce_scatter(X . W^T) + b   dX = all_gather(dY) . W       dW = all_gather(dY)^T . X   db = sum dY
 //   gemm_ar   Y = all_reduce(X . W^T) + b       dX = dY . W                   dW = dY^T . X                 db = sum dY
 //
+// Where the gathered operand of ag_gemm is used elsewhere, too, and so has a gradient dG, dX is reduce_scatter(dG + dY
+// . W): a plain product and one collective, beside which dW is computed.
+//
 // gemm_ar leaves Y, and so dY, alike on all ranks: its backward needs no communication. The db of ag_gemm and gemm_ar
 // is complete. gemm_rs's db is the sum over the rows of this rank: as for every parameter that all ranks hold alike
 // under sequence parallelism, adding it up over the ranks is the caller's.

@@ -1,5 +1,6 @@
 """The pass."""
 
+import inspect
 import pathlib
 
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
@@ -69,8 +70,10 @@ class OverlapPass(CustomGraphPass):
 
     def uuid(self) -> tuple:
         """What a compiled graph depends on: Inductor's cache has it in its key."""
-        sources = tuple(str(path) for path in sorted(pathlib.Path(__file__).parent.glob("*.py")))
-        return __version__, self.strategy, get_hash_for_files(sources)
+        sources = {str(path) for path in pathlib.Path(__file__).parent.glob("*.py")}
+        sources |= {inspect.getfile(read) for read in self.collectives.values()}
+        names = tuple(sorted(self.collectives))
+        return __version__, self.strategy, names, get_hash_for_files(tuple(sorted(sources)))
 
 
 _OVERLAPS = {"all_gather": gather.overlap, "reduce_scatter": reduce.overlap, "all_reduce": reduce.overlap}

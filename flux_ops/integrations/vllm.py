@@ -76,7 +76,6 @@ def register(strategy: str = "auto") -> type:
 
     Returns the layer's class.
     """
-    from torch._inductor.custom_graph_pass import get_hash_for_files
     from vllm import envs
     from vllm.compilation.passes import pass_manager
     from vllm.config import get_current_vllm_config_or_none
@@ -88,7 +87,7 @@ def register(strategy: str = "auto") -> type:
     from flux_ops.inductor import OverlapPass
 
     overlap = OverlapPass(strategy, collectives=COLLECTIVES)
-    key = repr((overlap.uuid(), get_hash_for_files((__file__,))))
+    key = repr(overlap.uuid())
 
     class FluxRowParallelLinear(linear.RowParallelLinear):
         def __init__(self, *args, **options):
@@ -97,13 +96,15 @@ def register(strategy: str = "auto") -> type:
             self.has_passes = config is not None and bool(config.compilation_config.pass_config.enable_sp)
 
         def forward(self, input_):
+            if envs.VLLM_BATCH_INVARIANT:
+                return super().forward(input_)
             reduces = self.reduce_results and self.tp_size > 1
             if self.has_passes:
                 adds_bias = reduces and self.bias is not None and not self.skip_bias_add
                 return self._with_shared_bias(input_) if adds_bias else super().forward(input_)
             plain = type(self.quant_method) is linear.UnquantizedLinearMethod and self.weight.numel() > 0
             overlapped = plain and reduces and self.input_is_parallel
-            if not overlapped or input_.dtype not in (torch.bfloat16, torch.float16) or envs.VLLM_BATCH_INVARIANT:
+            if not overlapped or input_.dtype not in (torch.bfloat16, torch.float16):
                 return super().forward(input_)
             return row_parallel_forward(self, input_, get_tp_group().device_group.group_name, strategy)
 

@@ -14,6 +14,8 @@ def test_uuid_tells_passes_apart():
     assert first == same
     assert first != other
     assert pickle.loads(pickle.dumps(first)) == first
+    fewer = dict(list(flux_ops.inductor.collective.COLLECTIVES.items())[:-1])
+    assert flux_ops.inductor.OverlapPass(collectives=fewer).uuid() != first
 
 
 @pytest.mark.parametrize("strategy", ("best", None, "sequential:t64x64"))
