@@ -152,9 +152,9 @@ def column_parallel(
     """Several column-parallel products of one x, which is gathered once: Y_i = all_gather(X) · W_iᵀ + b_i.
 
     For weights that are parameters of their own (query, key and value; gate and up). The first product overlaps with
-    the gather, the others are plain products of the gathered x, which the graph keeps. With
-    sequence_parallel the backward of several weights reduces once, too, while the first one's gradient is computed. One
-    ColumnParallelLinear with several out_features makes one product of them, which is faster.
+    the gather, the others are plain products of the gathered x, which the graph keeps. With sequence_parallel the
+    backward of several weights reduces once, too, while the first one's gradient is computed. One ColumnParallelLinear
+    with several out_features makes one product of them, which is faster.
 
     Args:
         x: [M/TP, ..., K] with sequence_parallel, as for flux_ops.ag_gemm; else [M, ..., K], the same on all ranks.

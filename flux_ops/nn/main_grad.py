@@ -59,7 +59,7 @@ def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
     if a.dtype == total.dtype:
         total.addmm_(a, b)
     elif a.is_cuda and (a.dtype, total.dtype) in _WIDENING:
-        if torch.compiler.is_compiling():  # fake tensors have no such addmm
+        if torch.compiler.is_compiling():  # fake tensors have no such addmm; this one makes a tensor of fp32 in between
             total.add_(torch.mm(a, b, out_dtype=torch.float32))
         else:
             torch.addmm(total, a, b, out_dtype=torch.float32, out=total)

@@ -44,9 +44,10 @@ def more_rows(ctx, op):
     cells = [(m, n, k) for m in (513, 640, 1000, 1024, 1537, 2048) for n, k in ((72, 40), (1032, 2056), (8192, 512))]
     rng.shuffle(cells)
     for turn, (m, n, k) in enumerate(cells):
-        rows = m if op == "gemm_ar" else m // ctx.world
+        rows = m if op == "gemm_ar" else -(-m // ctx.world)
         found = [name for name in strategies(ctx, op, rows, n, k) if not name.endswith("/one-shot")]
-        assert found or (op == "gemm_rs" and n == 8192), f"no kernel for {m} x {n} x {k}"  # its partials have 16 MiB
+        too_large = op == "gemm_rs" and 2 * (rows + 30) * ctx.world * n > 16 << 20  # its partials have 16 MiB
+        assert found or too_large or rows * ctx.world > 2048, f"no kernel for {m} x {n} x {k}"
         for strategy in (*found, "auto"):
             case = Case(op, rows, n, k, seed=turn, dtype=rng.choice((BF16, FP16)), bias=rng.random() < 0.5)
             operands = make(ctx, case)
