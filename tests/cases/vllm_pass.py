@@ -1,6 +1,8 @@
 """OverlapPass on vLLM's compiled graphs, by itself and inside vLLM's manager of passes: results stay what they were."""
 
 import copy
+import os
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -166,6 +168,21 @@ def sequence_parallel(ctx, folder):
             assert ran == {op: ops.count(op) for op in ops}, ran
 
 
+def batch_invariant(ctx, folder):
+    """With VLLM_BATCH_INVARIANT=1 the bias is added as vLLM adds it, by rank 0, and the pass does nothing."""
+    with with_passes(ctx, folder, MIN_TOKENS) as config, torch.inference_mode():
+        tokens = torch.arange(12)
+        want = Decoder(ctx)(tokens)
+        with with_plugin(), mock.patch.dict(os.environ, {"VLLM_BATCH_INVARIANT": "1"}):
+            model = Decoder(ctx)
+            shared = mock.patch.object(type(model.down[0]), "_with_shared_bias", side_effect=AssertionError)
+            flux_ops.dispatch_counts(reset=True)
+            with shared:
+                got, _ = through_passes(config, model, tokens, (1, MIN_TOKENS - 1))
+        assert_same(got, want, rank=ctx.rank)
+        assert not flux_ops.dispatch_counts()
+
+
 def quantised_left_to_vllm(ctx, folder):
     """AsyncTPPass puts its own operator for a product in float8: into a copy of the graph, as it is made for GPUs."""
     targets = []
@@ -235,6 +252,9 @@ class VllmPassCases(InsideVllm):
 
     def test_keys_differ(self, ranks_with_vllm, folder):
         ranks_with_vllm.run(keys_differ, folder)
+
+    def test_batch_invariant(self, ranks_with_vllm, folder):
+        ranks_with_vllm.run(batch_invariant, folder)
 
     def test_quantised_left_to_vllm(self, ranks_with_vllm, folder):
         ranks_with_vllm.run(quantised_left_to_vllm, folder)
