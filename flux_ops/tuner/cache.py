@@ -19,7 +19,7 @@ import json
 import math
 import os
 import stat
-import time
+import threading
 
 SCHEMA = 1
 MAX_BYTES = 64 << 20
@@ -199,19 +199,26 @@ def _is_empty(path: str) -> bool:
 def _locked(path: str):
     folder, name = os.path.split(path)
     fd = os.open(os.path.join(folder, f".{name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    errors = []
+
+    def wait():
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        except OSError as error:
+            errors.append(error)
+
     try:
-        deadline = time.monotonic() + LOCK_S
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise OSError(f"another process has held its lock for {LOCK_S:g} s") from None
-                time.sleep(0.002)
+        # flock has no time limit, hence the thread. To try again and again has one, but may find it taken each time.
+        waiter = threading.Thread(target=wait, daemon=True)
+        waiter.start()
+        waiter.join(LOCK_S)
+        if errors:
+            raise errors[0]
+        if waiter.is_alive():
+            raise OSError(f"other processes have held its lock for {LOCK_S:g} s")
         yield
     finally:
-        os.close(fd)
+        os.close(fd)  # a thread that still waits frees the lock as soon as it has it
 
 
 def _replace(path: str, header: dict, entries: list[Entry]) -> None:
