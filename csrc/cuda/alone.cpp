@@ -65,7 +65,7 @@ at::Tensor run_alone(Problem const& problem, at::Tensor const& x, at::Tensor con
     auto args = kernel_args<GemmRsArgs>(problem, *plan, operands, arrived, wait);
     args.x = operands.x;
     args.y_stride = problem.rows * problem.n;
-    args.send = view.send_buffer();
+    args.send = view.send_buffer(0);
     args.staged = view.region(problem.rank, 0);
     args.tiles_done = control.local.tiles_done[0];
     args.parts = interleaved_parts(plan->pieces, plan->choice.same_order);

@@ -70,20 +70,30 @@ std::string config_names() {
   return names;
 }
 
+namespace {
+
+WorkspaceNeeds reducing_needs(Problem const& problem, int64_t region_bytes, int64_t send_bytes, int64_t slots) {
+  return {region_bytes, sends_from_region(problem.world) ? 0 : send_bytes, slots};
+}
+
+}  // namespace
+
 WorkspaceNeeds workspace_needs(Problem const& problem) {
   int64_t const slots = exchange_bytes_at_most(problem);
-  if (problem.op == Op::kGemmAr) return {ar_region_bytes_at_most(problem), ar_send_bytes_at_most(problem), slots};
+  if (problem.op == Op::kGemmAr) {
+    return reducing_needs(problem, ar_region_bytes_at_most(problem), ar_send_bytes_at_most(problem), slots);
+  }
   if (problem.op == Op::kAgGemm) {
     return {ag_region_bytes(problem.world, problem.rows, problem.k, element_size(problem.dtype)), 0, 0};
   }
   int64_t const bytes = largest_rs_region_bytes(problem);
-  return {bytes, bytes, slots};
+  return reducing_needs(problem, bytes, bytes, slots);
 }
 
 WorkspaceNeeds decomposed_needs(Problem const& problem) {
   if (problem.op == Op::kAgGemm) return workspace_needs(problem);
   int64_t const bytes = rs_chunks_bytes(problem);
-  return {bytes, bytes, 0};
+  return reducing_needs(problem, bytes, bytes, 0);
 }
 
 std::shared_ptr<LaunchPlan const> make_launch_plan(Problem const& problem) {

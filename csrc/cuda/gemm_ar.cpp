@@ -26,7 +26,7 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   Problem const chunk = section_problem(problem, sections);
   TORCH_INTERNAL_ASSERT(view.layout.region_bytes >=
                             ar_two_shot_bytes(world, num_tiles, plan.tile_bytes, problem.rows, problem.n, size) &&
-                        view.layout.send_bytes >= rs_region_bytes(world, num_tiles, plan.tile_bytes));
+                        view.send_bytes() >= rs_region_bytes(world, num_tiles, plan.tile_bytes));
   Call call(workspace, problem, info, stream, BegunBy::kGemm);
   auto* const done = view.control(rank).local.tiles_done;
   auto* const y = static_cast<std::byte*>(operands.y);
@@ -41,7 +41,7 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   args.y_stride = world * chunk.rows * problem.n;
   args.counts_own = true;
   args.replayed.items = 0;  // the call ends when all is collected
-  args.send = view.send_buffer();
+  args.send = view.send_buffer(call.parity());
   args.staged = view.region(rank, call.parity());
   args.tiles_done = done[0];
   args.parts = plan.pieces;

@@ -20,7 +20,7 @@ void gemm_rs_decomposed(Problem const& p, Operands const& operands, Workspace& w
   at::AutoDispatchBelowADInplaceOrView const no_autograd;
   cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
   WorkspaceView const& view = workspace.view();
-  TORCH_INTERNAL_ASSERT(view.layout.region_bytes >= rs_chunks_bytes(p) && view.layout.send_bytes >= rs_chunks_bytes(p));
+  TORCH_INTERNAL_ASSERT(view.layout.region_bytes >= rs_chunks_bytes(p) && view.send_bytes() >= rs_chunks_bytes(p));
   Pieces const pieces = make_chunks(p.rows, decomposition_of(p).chunks);
   Call call(workspace, p, info, stream, BegunBy::kKernelOfItsOwn);
 
@@ -36,7 +36,7 @@ void gemm_rs_decomposed(Problem const& p, Operands const& operands, Workspace& w
       gemm.product(gemm.matrix(operands.y, p.rows, p.n, p.n), x_rows, /*with_bias=*/false);
       continue;
     }
-    std::byte* const from = view.send_buffer() + offset_of(p.rank, one.owner, one.row);
+    std::byte* const from = view.send_buffer(call.parity()) + offset_of(p.rank, one.owner, one.row);
     std::byte* const to = view.region(one.owner, call.parity()) + offset_of(one.owner, p.rank, one.row);
     gemm.product(gemm.matrix(from, one.rows, p.n, p.n), x_rows, /*with_bias=*/false);
     call.fork();

@@ -24,7 +24,7 @@ inline void push_partials(Call& call, WorkspaceView const& view, LaunchPlan cons
     auto const offset = [&](int slot) { return rs_tile_offset(slot, begin, num_tiles, plan.tile_bytes); };
     call.push_tiles(&done[owner][number], tiles,
                     view.region(owner, call.parity()) + offset(rs_slot(owner, world, rank)),
-                    view.send_buffer() + offset(rs_slot(rank, world, owner)), tiles * plan.tile_bytes,
+                    view.send_buffer(call.parity()) + offset(rs_slot(rank, world, owner)), tiles * plan.tile_bytes,
                     call.arrived(owner, rank) + number);
   }
 }

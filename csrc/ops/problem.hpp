@@ -80,6 +80,8 @@ inline uint64_t digest_of(Problem const& problem, Strategy strategy, bool has_bi
   return digest + static_cast<uint64_t>(call_idx);
 }
 
+inline bool sends_from_region(int world) { return world == 2; }
+
 // The symmetric memory of a group: base address of each rank's block, as mapped in this process.
 struct WorkspaceView {
   std::string group_name;
@@ -91,7 +93,12 @@ struct WorkspaceView {
   ControlWords& control(int r) const { return *reinterpret_cast<ControlWords*>(base[r]); }
   std::byte* exchange(int r) const { return base[r] + layout.exchange_offset(); }
   std::byte* region(int r, int parity) const { return base[r] + layout.region_offset(parity); }
-  std::byte* send_buffer() const { return base[rank] + layout.send_offset(); }
+  // Of a call of this parity. With two ranks it is the region of the other parity: only the one peer writes there, in
+  // its next call, and to end this call it needs all that is sent.
+  std::byte* send_buffer(int parity) const {
+    return sends_from_region(world) ? region(rank, 1 - parity) : base[rank] + layout.send_offset();
+  }
+  int64_t send_bytes() const { return sends_from_region(world) ? layout.region_bytes : layout.send_bytes; }
 };
 
 }  // namespace flux

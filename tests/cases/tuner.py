@@ -102,7 +102,7 @@ def forced(ctx, op):
     for (rows, n, k), (bias, layout) in itertools.product(sizes, ((False, "nk"), (True, "kn"))):
         choices = configs(ctx, op, rows, n, k, layout == "kn") if op == "gemm_ar" else configs(ctx, op)
         if op != "gemm_ar":
-            choices.append(f"{choices[0]}/same-order")
+            choices.append(f"{next(choice for choice in choices if '/p' in choice)}/same-order")
         for choice in ["sequential", *choices]:
             case = Case(op, rows, n, k, seed=rows, bias=bias, layout=layout)
             operands = make(ctx, case)

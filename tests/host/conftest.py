@@ -1,7 +1,9 @@
-"""Builds the C++ programs of tests/host with g++ alone: csrc/schedule needs neither torch nor CUDA."""
+"""Builds the C++ programs of tests/host with g++ alone, and runs the protocol model: neither needs torch or CUDA."""
 
+import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -30,3 +32,52 @@ def build_program(tmp_path_factory):
         return built[name]
 
     return build
+
+
+class Tally:
+    def __init__(self):
+        self.verified, self.states, self.found = 0, 0, 0
+        self.start = time.monotonic()
+
+    def __str__(self):
+        seconds = time.monotonic() - self.start
+        return (
+            f"protocol model: {self.verified} scenarios verified, {self.states:,} states; "
+            f"{self.found} with a planted bug, each found; {seconds:.1f} s"
+        )
+
+
+@pytest.fixture(scope="module")
+def tally(request):
+    result = Tally()
+    yield result
+    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    if reporter is not None and capture is not None:
+        with capture.global_and_fixture_disabled():
+            reporter.write_line(f"\n{result}")
+
+
+@pytest.fixture(scope="module")
+def explore(build_program, tally):
+    """Runs one scenario; returns (failure, trace), both empty where every interleaving ends well."""
+    program = build_program("protocol_check", ["protocol_check.cpp", "protocol_model.cpp"], ["-O2"])
+
+    def run(world, calls, *options):
+        command = [str(program), "--world", str(world), "--calls", calls, *map(str, options)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode in (0, 1), f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+        print(" ".join(command[1:]), "\n", done.stdout)
+        summary, _, rest = done.stdout.partition("\n")
+        states = int(re.search(r"(\d+) states", summary).group(1))
+        assert summary.startswith("verified" if done.returncode == 0 else "FAILED")
+        if done.returncode == 0:
+            tally.verified += 1
+            tally.states += states
+            return "", []
+        tally.found += 1
+        lines = rest.splitlines()
+        trace = [line.split(maxsplit=1)[1] for line in lines if re.match(r" *\d+  rank", line)]
+        return "\n".join(lines[: len(lines) - len(trace)]), trace
+
+    return run

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "ops/problem.hpp"
 #include "protocol_model.hpp"
 #include "schedule/ar_schedule.hpp"
 #include "schedule/chunk_order.hpp"
@@ -100,7 +101,7 @@ class Builder {
       for (int p = 0; p < 2; ++p) regions_[r][p] = add_buffer("call in region " + std::to_string(p) + of);
       if (any_ag_) x_[r] = add_buffer("call in x" + of);
       if (any_ag_) machine_.initial[x_[r].call] = machine_.initial[x_[r].cells] = 1;
-      if (any_rs) send_[r] = add_buffer("call in the send buffer" + of);
+      if (any_rs && !sends_from_region()) send_[r] = add_buffer("call in the send buffer" + of);
       if (any_counted) epoch_[r] = machine_.add("epoch word" + of);
       if (residency()) resident_[r] = machine_.add("GEMM on the SMs" + of);
       for (int q = 0; q < world_; ++q) {
@@ -263,6 +264,8 @@ class Builder {
 
   void push_shard(Context const& c, std::vector<Guard> guards);
   void gemm_of_shards(Context const& c);
+  bool sends_from_region() const { return flux::sends_from_region(world_) || s_.change == Change::kSendFromRegion; }
+  Buffer send(Context const& c) const { return sends_from_region() ? regions_[c.rank][1 - c.region] : send_[c.rank]; }
   int send_bit(Context const& c, int dest, int tile) const;
   void gemm_of_partials(Context const& c);
   void push_partials(Context const& c, std::vector<Guard> const& fork);

@@ -41,6 +41,7 @@ std::map<std::string, Change> const kChanges = {
     {"one_signal_set", Change::kOneSignalSet},
     {"empty_call_counts", Change::kEmptyCallCounts},
     {"count_first", Change::kCountFirst},
+    {"send_from_region", Change::kSendFromRegion},
     {"too_few_tiles", Change::kTooFewTiles},
     {"no_reset", Change::kNoReset},
     {"one_replay_signal_set", Change::kOneReplaySignalSet},

@@ -37,7 +37,7 @@ void Builder::gemm_of_partials(Context const& c) {
     RsItem const work = rs_item(i, world_, c.pieces);
     int const dest = rs_chunk(c.rank, world_, work.step), t = work.item;
     std::string const tile = "tile " + std::to_string(t) + " for " + rank(dest);
-    Effect const store = on(Effect::kStore, send_[c.rank], c.tag, send_bit(c, dest, t));
+    Effect const store = on(Effect::kStore, send(c), c.tag, send_bit(c, dest, t));
     Effect const count{Effect::kIncrement, tiles_done_[c.rank][dest][c.pieces.piece_of(t)], 0, 0, 0};
     bool const wrong = s_.change == Change::kCountFirst;
     if (wrong) add_step(gemm(c.rank), c, "count " + tile, {}, {count});
@@ -70,7 +70,7 @@ void Builder::push_partials(Context const& c, std::vector<Guard> const& fork) {
     int bits = 0;
     for (int t = c.pieces.begin(p); t < c.pieces.begin(p) + c.pieces.size(p); ++t) bits |= send_bit(c, dest, t);
     send_piece(steps, c, dest, p, rs_slot(dest, world_, c.rank) * max_pieces_ + p, std::exchange(guards[lane], {}),
-               {on(Effect::kExpect, send_[c.rank], c.tag, bits)});
+               {on(Effect::kExpect, send(c), c.tag, bits)});
     if (s_.change == Change::kNoReset) continue;
     std::string const piece = "piece " + std::to_string(p) + " for " + rank(dest);
     add_step(steps, c, "reset the count of " + piece, {}, {set(count, 0)});

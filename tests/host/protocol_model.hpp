@@ -4,8 +4,8 @@
 //
 // Each rank has two actors. `gemm` is the main stream: it computes the tiles. `push` is the side stream: it copies to
 // the peers. Where there are two side streams, there is one for each: 12. Each rank has two regions (parity 0 and 1)
-// that peers write, one send buffer of its own, signal words that peers write, and tile counters of its own. All calls
-// of a group, of any op and any shape, share them.
+// that peers write, one send buffer of its own (of two ranks: the region that the call does not use), signal words that
+// peers write, and tile counters of its own. All calls of a group, of any op and any shape, share them.
 //
 // EAGER CALLS
 //
@@ -63,6 +63,10 @@
 //   call e-1 (5, 4). q's `push` began its call e-1 after q had finished call e-2 (2). Finished, q has read all that it
 //   reads of call e-2 (2), and all that was sent to it has landed, as it has waited for every piece. So a region holds
 //   data of one call at a time, and nothing in flight can fall into a later call.
+//   The send buffer of two ranks: r stores there, into its region of call e+1, in call e. What used it before is call
+//   e-1, which r has finished; all that q sent in it has landed. q writes there in call e+1, after it has finished call
+//   e, for which it has waited for every piece of r (5): all of them have left. With a third rank, r may still be
+//   sending to that one: kSendFromRegion.
 //   One region is not enough: the same chain says nothing about q's call e-1, which q may still be reading.
 //
 // WHY ANY SEQUENCE OF REGIONS IS SAFE (device-counted)
@@ -71,6 +75,7 @@
 //   That call is `last` on all ranks, as all execute the same sequence. r pushes after it has seen begun[q] > last (10,
 //   11), and q writes a number above `last` only after it has finished `last` (9). If last = 0, what used the region
 //   last is an eager call, or nothing; begun[q] >= 1 says that q has finished all eager calls.
+//   The send buffer of two ranks as above: until q begins the next call that uses this region, it has finished call e.
 //   From there on as above: a region holds data of one call at a time. A signal word does too, since the sets go with
 //   the regions: r raises it to e when q, its reader, is finished with `last`. One set for both regions is not enough:
 //   r may begin call e in the other region while q still waits for the word of call e-1.
@@ -134,6 +139,7 @@ enum class Change {
   kOneSignalSet,          // 4: eager calls do not alternate between sets of signals
   kEmptyCallCounts,       // 5: an empty call takes a number
   kCountFirst,            // 7: a tile is counted, then written
+  kSendFromRegion,        // 7: the other region is the send buffer, however many ranks there are
   kTooFewTiles,           // 7: `push` waits for one tile less than the piece has
   kNoReset,               // 7: counts are not set back
   kOneReplaySignalSet,    // 8: one set for both regions
