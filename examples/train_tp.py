@@ -8,12 +8,13 @@
 
 Both models begin with the same weights and get the same tokens, so their losses must stay together: within 0.01 %
 on CPUs (float32), 2 % on GPUs (products in bfloat16, weights and their updates in float32). A control runs along, plain
-PyTorch once more with another order of sums in the forward: up to each step flux may also not have gone further from
-plain than twice as far as the control, or than 0.01 %. But any difference of rounding grows in a training: after some
-hundred steps, or with a high learning rate, two right ones are several per cent apart in single steps, and one may
-happen to be more than twice as far as the other. So every tenth step is also computed by flux and by the control with
-the very weights of the plain training, where nothing has grown: there the gradient may be no further from the plain one
-than three times as far as the control's is, and that of a parameter alone four times, or than 0.01 % (CPUs: 0.001 %).
+PyTorch once more with another order of sums in the forward: over the whole training flux may also not go further from
+plain than twice as far as the control, and up to no step five times, or than 0.01 %. Chance needs that much: any
+difference of rounding grows in a training, and of nine side by side, two of them controls, one went 1.5 times as far
+as a control in all, and a control 2.6 times as far as the other up to a step (benchmarks/results/
+train-h200-tp2-spread.json). So every tenth step is also computed by flux and by the control with the very weights of
+the plain training, where nothing has grown: there the gradient may be no further from the plain one than three times as
+far as the control's is, and that of a parameter alone four times, or than 0.01 % (CPUs: 0.001 %).
 The losses, the times of the steps and what ran are written as JSON; --plot draws them, with matplotlib.
 """
 
@@ -46,7 +47,7 @@ STYLES = {"flux": "-", "plain": "--", "control": ":"}  # of a plot
 # Of the difference of the losses, relative to the loss.
 TOLERANCE = {"cpu": 1e-4, "cuda": 2e-2}
 PARTS = 10
-TIMES_CONTROL, LEAST_ALLOWED = 2, 1e-4
+TIMES_CONTROL, TIMES_ON_THE_WAY, LEAST_ALLOWED = 2, 5, 1e-4
 # Of the difference of the gradients, relative to their norm. Those of flux round otherwise in the backward, too.
 PROBE_EVERY, TIMES_GRADIENT, TIMES_PARAMETER = 10, 3, 4
 LEAST_GRADIENT = {"cpu": 1e-5, "cuda": 1e-4}
@@ -189,9 +190,8 @@ def stay_together(apart, noise, tolerance):
     """Whether two curves never differ by more than the tolerance, nor by more than the noise explains; both are as
     largest_so_far gives them.
     """
-    return apart[-1] <= tolerance and all(
-        a <= max(TIMES_CONTROL * n, LEAST_ALLOWED) for a, n in zip(apart, noise, strict=True)
-    )
+    on_the_way = all(a <= max(TIMES_ON_THE_WAY * n, LEAST_ALLOWED) for a, n in zip(apart, noise, strict=True))
+    return on_the_way and apart[-1] <= min(tolerance, max(TIMES_CONTROL * noise[-1], LEAST_ALLOWED))
 
 
 def gradients_agree(gradients, device):
@@ -253,7 +253,8 @@ def show(place, document):
     largest, largest_of_one = max(whole for whole, *_ in ratios), max(itertools.chain(*ratios))
     place.say(
         f"largest difference of a step's loss from plain: {both(**document['largest_difference'])} of it; "
-        f"flux may have {document['tolerance']:.0e}, and up to each step {TIMES_CONTROL} times that of the control"
+        f"flux may have {document['tolerance']:.0e}, and {TIMES_CONTROL} times that of the control ({TIMES_ON_THE_WAY} "
+        "times up to any step)"
     )
     place.say(f"... of the mean of a tenth of the steps: {both(**document['largest_of_curve'])}")
     place.say(

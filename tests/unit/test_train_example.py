@@ -26,7 +26,9 @@ def test_means():
         ([0.0, 2e-4, 2e-4], [0.0, 0.0, 0.0], False),
         ([1e-4, 1e-3, 2e-2], [1e-4, 1e-3, 1.5e-2], True),
         ([1e-4, 1e-3, 3e-2], [1e-4, 1e-3, 2e-2], False),  # beyond the tolerance, whatever the noise
-        ([1e-4, 1e-2, 1e-2], [1e-4, 1e-3, 2e-2], False),  # early, where the noise is still small
+        ([1e-4, 4.9e-3, 5e-3], [1e-4, 1e-3, 3e-3], True),
+        ([1e-4, 5.1e-3, 5.1e-3], [1e-4, 1e-3, 3e-3], False),  # early, where the noise is still small
+        ([1e-4, 1e-3, 5e-3], [1e-4, 1e-3, 2.4e-3], False),  # in all
     ),
 )
 def test_stay_together(apart, noise, together):
