@@ -188,24 +188,10 @@ inline double row_fill(Problem const& problem, FusedChoice const& choice) {
   return fill(rows, int64_t{shape.tile_m} * shape.cluster_m);
 }
 
-// The least that a product for many rows must be, or the plain sequence is faster: of a gemm_ar too little travels
-// while it is computed if nearly all tiles are computed at once; and NCCL sends faster than the copy engines of several
-// ranks, which the product has to outweigh. Measured at TP = 2 and 4 (bench --study rows --lists models).
-struct LeastProduct {
-  int64_t tiles;
-  double us;  // by the kernel's model, with more than two ranks
-};
-inline LeastProduct least_product(Op op) {
-  switch (op) {
-    case Op::kAgGemm:
-      return {0, 11.0};
-    case Op::kGemmRs:
-      return {0, 21.0};
-    case Op::kGemmAr:
-      break;
-  }
-  return {2 * kNumSms, 95.0};
-}
+// The least time of a product for many rows with more than two ranks, or the plain sequence is faster: NCCL sends
+// faster than the copy engines of several ranks, which the product has to outweigh. In microseconds by the kernel's
+// model; measured at TP = 4 (bench --study rows --lists models).
+inline double least_us(Op op) { return op == Op::kAgGemm ? 11.0 : op == Op::kGemmRs ? 21.0 : 95.0; }
 
 // Why the plain sequence is faster than a choice for many rows, or empty.
 inline std::string why_many_rows_are_slower(Problem const& problem, FusedChoice const& choice) {
@@ -216,13 +202,14 @@ inline std::string why_many_rows_are_slower(Problem const& problem, FusedChoice 
   double const least_fill = ar ? 0.9 : kFullTiles;  // a gemm_ar gains less; measured at TP = 2 (bench --study rows)
   if (row_fill(problem, choice) < least_fill) return m + ", which leaves too much of the tiles of a rank's rows empty";
   KernelRow const& kernel = kKernels[choice.many_rows.kernel];
-  LeastProduct const least = least_product(problem.op);
-  if (num_tiles(chunks, kernel.config.shape) < least.tiles) {
+  if (ar && num_tiles(chunks, kernel.config.shape) < 2 * kNumSms) {  // measured at TP = 2 and 4
     return m + ", whose tiles are computed nearly all at once: too few travel meanwhile";
   }
-  if (problem.world > 2 && estimated_us(chunks, kernel) < least.us) {
-    return "the product takes less than " + std::to_string(std::lround(least.us)) +
-           " us by the model; with more than two ranks fused pays from there on";
+  double const us = estimated_us(ar ? chunks_problem(problem, 1) : problem, kernel);
+  if (problem.world > 2 && us < least_us(problem.op)) {
+    return "the product takes " + std::to_string(std::lround(us)) +
+           " us by the model; with more than two ranks fused pays from " +
+           std::to_string(std::lround(least_us(problem.op))) + " us on";
   }
   return {};
 }
@@ -238,31 +225,38 @@ inline int choose_sections(Problem const& problem) {
   return 1;
 }
 
-// Whether a kernel for few rows is faster than the plain sequence, and for a gemm_ar than the kernels for many rows (of
-// the other ops, see few_rows_come_first); measured at TP = 2 (bench --study rows), `keeps_up` at TP = 4.
-inline bool few_rows_pay(Problem const& problem, int kernel) {
+// Why the plain sequence, or for a gemm_ar the kernels for many rows, are faster than a kernel for few rows, or empty
+// (of the other ops, see few_rows_come_first); measured at TP = 2 (bench --study rows), `keeps_up` at TP = 4.
+inline std::string why_few_rows_are_slower(Problem const& problem, int kernel) {
   int64_t const m = total_rows(problem);
-  // Between two ranks NCCL gathers this many rows sooner than SMs push them.
+  std::string const m_is = "M is " + std::to_string(m);
   constexpr int64_t kGatheredAtOnce = 128;
   constexpr double kLeastMacs = 5e9;
   bool const gathers_between_two = problem.op == Op::kAgGemm && problem.world == 2 && m > kGatheredAtOnce;
-  if (gathers_between_two && double(m) * double(problem.n) * double(problem.k) < kLeastMacs) return false;
-  if (m <= kFewRowsFirst) return true;
+  if (gathers_between_two && double(m) * double(problem.n) * double(problem.k) < kLeastMacs) {
+    return m_is +
+           ": NCCL gathers so many rows between two ranks sooner than SMs push them, and the product is too small";
+  }
+  if (m <= kFewRowsFirst) return {};
   FewRowsRow const& row = kFewRowsKernels[kernel];
-  double const fill = row_fill(problem, {kernel, {}, {}}), use = few_rows_use(problem, row);
   // If all tiles run at once, a gemm_rs takes as long as one of them.
-  if (problem.op == Op::kGemmRs && row.runs_at_once(m, problem.n)) return use > 0.7 && fill >= 0.8;
-  if (m <= kFewRows) return use > 0.8 && fill >= 0.8;
-  // With more than two ranks the exchange of a tile takes longer than the product of the next one.
-  bool const keeps_up = problem.world == 2 || row.runs_at_once(m, problem.n);
-  return keeps_up && use > 0.85 && fill >= 0.9;
+  bool const at_once = row.runs_at_once(m, problem.n);
+  bool const reduces_at_once = problem.op == Op::kGemmRs && at_once, few = m <= kFewRows;
+  if (!reduces_at_once && !few && problem.world > 2 && !at_once) {
+    return m_is + ": with more than two ranks the exchange of a tile takes longer than the product of the next one";
+  }
+  double const least_use = reduces_at_once ? 0.7 : few ? 0.8 : 0.85;
+  double const least_fill = reduces_at_once || few ? 0.8 : 0.9;
+  double const fill = row_fill(problem, {kernel, {}, {}});
+  if (few_rows_use(problem, row) > least_use && fill >= least_fill) return {};
+  return m_is + ", which leaves too much of the tiles of the kernels for few rows empty";
 }
 
-// Whether an ag_gemm or a gemm_rs runs a kernel for few rows rather than one for many; measured as few_rows_pay.
+// Whether an ag_gemm or a gemm_rs runs a kernel for few rows rather than one for many; measured as above.
 inline bool few_rows_come_first(Problem const& problem, int kernel) {
   int64_t const m = total_rows(problem);
   if (m <= kFewRowsFirst || (m <= kFewRows && !why_fused_is_slower(problem).empty())) return true;
-  if (!few_rows_pay(problem, kernel)) return false;
+  if (!why_few_rows_are_slower(problem, kernel).empty()) return false;
   bool const at_once = m > kFewRows && kFewRowsKernels[kernel].runs_at_once(m, problem.n);
   return at_once || !why_many_rows_are_slower(problem, {-1, choose_launch(problem), {}}).empty();
 }
@@ -293,7 +287,8 @@ inline std::vector<FusedChoice> fused_candidates(Problem const& problem) {
     if (!few_first) add_few_rows();
     return candidates;
   }
-  bool const few_first = !few.empty() && (total_rows(problem) <= kFewRows || few_rows_pay(problem, few.front()));
+  bool const few_first =
+      !few.empty() && (total_rows(problem) <= kFewRows || why_few_rows_are_slower(problem, few.front()).empty());
   if (few_first) add_few_rows();
   for (int const sections : {choose_sections(problem), 1, 2, kMostArSections}) {
     if (problem.rows % (int64_t{sections} * problem.world) != 0) continue;
@@ -347,9 +342,8 @@ inline std::string why_sequence_is_faster(Problem const& problem) {
   std::vector<FusedChoice> const candidates = fused_candidates(problem);
   if (candidates.empty()) return {};
   FusedChoice const& first = candidates.front();
-  if (!first.is_few_rows()) return why_many_rows_are_slower(problem, first);
-  if (few_rows_pay(problem, first.few_rows)) return {};
-  return "M is " + std::to_string(total_rows(problem)) + ", which doesn't suit the kernels for few rows";
+  return first.is_few_rows() ? why_few_rows_are_slower(problem, first.few_rows)
+                             : why_many_rows_are_slower(problem, first);
 }
 
 }  // namespace flux
