@@ -2,8 +2,8 @@
 // Beginning and ending a call that the device counts, in a kernel of the call.
 //
 //   begin   one warp of one block: tells every peer, begun[rank] = epoch, that this rank has finished all calls before;
-//           waits until every peer has finished the last call that used the region of this parity; lets the copy streams
-//           push
+//           waits until every peer has finished the last call that used the region of this parity; lets the copy
+//           streams push
 //   end     a thread of each block that has work, when it has read the epoch for the last time: the last one counts
 //
 // In between local->epoch is the number of calls before this one, for all blocks.
