@@ -9,8 +9,9 @@
 //
 // A region holds, during one call, what the peers push: the gathered operand (ag_gemm: `world` shards), the staged
 // partials (gemm_rs: `world - 1` slots of tiles), or these and the reduced rows (gemm_ar). The send buffer is read by
-// this rank's copy engine only; two ranks of CUDA have none (WorkspaceView::send_buffer). Slots and gathered rows are the exchange area of exchange_layout.hpp. The control words
-// lie at offsets that depend on no shape, so one shape's signal can never be another shape's data.
+// this rank's copy engine only; two ranks of CUDA have none (WorkspaceView::send_buffer). Slots and gathered rows are
+// the exchange area of exchange_layout.hpp. The control words lie at offsets that depend on no shape, so one shape's
+// signal can never be another shape's data.
 
 #include "schedule/host_device.hpp"
 
