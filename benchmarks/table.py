@@ -47,12 +47,14 @@ def markdown(paths, mode="graph"):
     """The whole block, as text."""
     documents = [(path.resolve(), json.loads(path.read_text())) for path in paths]
     first = documents[0][1]
+    rounds = [document["rounds"] for _, document in documents]
+    samples = sorted({min(rounds), max(rounds)})
     rivals = {name for row in first["rows"] for name in RIVALS[row["op"]]}
     words = "; ".join(text for name, text in RIVAL_WORDS.items() if name in rivals)
     parts = [
-        f"Median of {first['rounds']} interleaved samples, in ms, the slowest rank counts. `gemm` is cuBLAS alone, "
-        f"`sequential` is NCCL and cuBLAS one after the other, {words}, `auto` is what the ops do by default, with the "
-        "tuned choices that the package brings. `link` is the time of the least that a rank sends, at "
+        f"Median of {' to '.join(map(str, samples))} interleaved samples, in ms, the slowest rank counts. `gemm` is "
+        f"cuBLAS alone, `sequential` is NCCL and cuBLAS one after the other, {words}, `auto` is what the ops do by "
+        "default, with the tuned choices that the package brings. `link` is the time of the least that a rank sends, at "
         f"{report.LINK_GBS} GB/s. *E* = 1 − (T − T_gemm) / (T_sequential − T_gemm) is the share of the "
         "communication that is hidden. The fastest of each row is in bold."
     ]

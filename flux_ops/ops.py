@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from flux_ops import config, extension, fallback
+from flux_ops import autocast, config, extension, fallback
 from flux_ops.config import settings
 from flux_ops.hooks import Hooks
 from flux_ops.tuner.cache import OPS
@@ -38,6 +38,7 @@ else:
     _core.set_cpu_threads(settings.cpu_threads)
     if settings.ranks_per_gpu > 1 and _core.has_cuda_kernels:
         _core.set_spare_sms(4)  # a few are enough: the pushes are kernels then, and the grids of ours wait for them
+_under_autocast = autocast.register()
 _ag_gemm, _gemm_rs = torch.ops.flux.ag_gemm.default, torch.ops.flux.gemm_rs.default
 _gemm_ar = torch.ops.flux.gemm_ar.default
 
@@ -64,7 +65,7 @@ def ag_gemm(
             "fused:CONFIG" with a configuration's name as last_dispatch() gives it.
 
     Returns Y [M, ..., N], or (Y, gathered). dtypes: float32, float64, bfloat16, float16 ("fused" on CUDA: bfloat16 and
-    float16 alone); products are accumulated in at least fp32.
+    float16 alone); products are accumulated in at least fp32. Under torch.autocast the operands are taken in its dtype.
 
     Differentiable. The backward of x is gemm_rs; that of weight gathers x again unless `return_gathered`.
 

@@ -28,8 +28,6 @@ class _OverlappedLinear(nn.Linear):
     _group_name: str
 
     def forward(self, x):
-        if torch.is_autocast_enabled(x.device.type):  # the operators take their operands as they are
-            return self._style.run_plain(self, x, "autocast is on")
         return self._style.run(self, x)
 
 
@@ -110,7 +108,7 @@ class ColwiseParallel(_Overlapped, torch_styles.ColwiseParallel):
 
     Everything else falls back to torch's style, with one warning that says why: another layout of the input (where it
     is replicated, there is nothing to gather), a subclass of nn.Linear, features that are not a multiple of TP; in a
-    call, tokens that are not, and autocast. An nn.Embedding always has torch's.
+    call, tokens that are not. An nn.Embedding always has torch's.
 
     Raises ValueError, in a call, where x has no dimension `dim`.
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from flux_ops import autograd
+from flux_ops.autocast import in_autocast_dtype
 from flux_ops.nn.main_grad import MainGrad
 from flux_ops.ops import _group_name as group_name_of
 
@@ -59,6 +60,7 @@ class ParallelProduct(torch.autograd.Function):
         needs = ctx.needs_input_grad
         ctx.call = form, group_name, strategy, save_gathered
         ctx.main_grad = MainGrad(weight) if main_grad else None
+        x, weight, bias = in_autocast_dtype(x, weight, bias)
         y, operand = _product(x, weight, bias, *ctx.call)
         ctx.save_for_backward(operand if needs[1] else None, weight if needs[0] else None)
         return y

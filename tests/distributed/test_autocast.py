@@ -1,0 +1,5 @@
+from tests.cases.autocast import AutocastCases
+
+
+class TestAutocast(AutocastCases):
+    pass
