@@ -54,8 +54,8 @@ def markdown(paths, mode="graph"):
     parts = [
         f"Median of {' to '.join(map(str, samples))} interleaved samples, in ms, the slowest rank counts. `gemm` is "
         f"cuBLAS alone, `sequential` is NCCL and cuBLAS one after the other, {words}, `auto` is what the ops do by "
-        "default, with the tuned choices that the package brings. `link` is the time of the least that a rank sends, at "
-        f"{report.LINK_GBS} GB/s. *E* = 1 − (T − T_gemm) / (T_sequential − T_gemm) is the share of the "
+        "default, with the tuned choices that the package brings. `link` is the time of the least that a rank sends, "
+        f"at {report.LINK_GBS} GB/s. *E* = 1 − (T − T_gemm) / (T_sequential − T_gemm) is the share of the "
         "communication that is hidden. The fastest of each row is in bold."
     ]
     for index, (path, document) in enumerate(documents):
