@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import flux_ops
+from flux_ops import inductor
 from tests.cases.base import BF16, FP32, FP64
 from tests.cases.layers import KINDS, Cell
 from tests.cases.parallel_styles import both_styles, mesh_of
@@ -74,28 +75,53 @@ def layers(ctx, kind):
     return findings.finish()
 
 
-def styles(ctx, kind):
-    """flux_ops.parallel against torch's styles."""
+def linear_in_style(cell, kind, style_module, dim):
+    """An nn.Linear without bias in the style for its kind, its weight the cell's."""
     from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import parallelize_module
 
-    name = {"column": "ColwiseParallel", "row": "RowwiseParallel"}[kind]
-    layouts = {"input_layouts": Shard(0)} if kind == "column" else {"output_layouts": Shard(0)}
-    cell, results = Large(ctx, kind), []
-    for module in both_styles():
-        from torch.distributed.tensor.parallel import parallelize_module
+    style = style_module.ColwiseParallel if kind == "column" else style_module.RowwiseParallel
+    layouts = {"input_layouts" if kind == "column" else "output_layouts": Shard(dim)}
+    linear = nn.Linear(*cell.whole.weight.shape[::-1], bias=False, dtype=BF16, device=cell.ctx.device)
+    with torch.no_grad():
+        linear.weight.copy_(cell.whole.weight)
+    return parallelize_module(linear, mesh_of(cell.ctx), style(**layouts))
 
-        linear = nn.Linear(*cell.whole.weight.shape[::-1], bias=False, dtype=BF16, device=ctx.device)
-        with torch.no_grad():
-            linear.weight.copy_(cell.whole.weight)
-        linear = parallelize_module(linear, mesh_of(ctx), getattr(module, name)(**layouts))
-        x = cell.x.clone().requires_grad_()
-        flux_ops.dispatch_counts(reset=True)
-        y = linear(x)
-        y.backward(cell.grad)
-        results.append((y.detach(), x.grad, linear.weight.grad.to_local()))
+
+def results_of(function, linear, x, grad):
+    """Y and the gradients of x and of this rank's part of the weight."""
+    linear.zero_grad()
+    x = x.clone().requires_grad_()
+    flux_ops.dispatch_counts(reset=True)
+    y = function(x)
+    y.backward(grad)
+    return {"y": y.detach(), "x": x.grad, "weight": linear.weight.grad.to_local().clone()}
+
+
+def compare_overlapped(ctx, got, want):
     assert (problem := ran_overlapped(["ag_gemm", "gemm_rs"])) is None, problem
-    for what, want, got in zip(("y", "x", "weight"), *results, strict=True):
-        assert_same(got, want, rank=ctx.rank, what=what)
+    for name, result in got.items():
+        assert_same(result, want[name], rank=ctx.rank, what=name)
+
+
+def styles(ctx, kind, dim):
+    """flux_ops.parallel against torch's styles; tokens of two dimensions, sharded along the first, or of three."""
+    cell = Large(ctx, kind)
+    x, grad = (t if dim == 0 else t.view(2, -1, t.shape[-1]) for t in (cell.x, cell.grad))
+    linears = [linear_in_style(cell, kind, module, dim) for module in both_styles()]
+    want, got = (results_of(linear, linear, x, grad) for linear in linears)
+    compare_overlapped(ctx, got, want)
+
+
+def overlap_pass(ctx, kind):
+    """torch's styles, compiled by Inductor with OverlapPass, against the same that are not."""
+    cell = Large(ctx, kind)
+    linear = linear_in_style(cell, kind, both_styles()[0], 0)
+    want = results_of(linear, linear, cell.x, cell.grad)
+    options = {"post_grad_custom_post_pass": inductor.OverlapPass(), "fx_graph_cache": False}
+    torch._dynamo.reset()
+    got = results_of(torch.compile(linear, fullgraph=True, options=options), linear, cell.x, cell.grad)
+    compare_overlapped(ctx, got, want)
 
 
 class OverlappedTrainingCases:
@@ -105,6 +131,12 @@ class OverlappedTrainingCases:
         record_property("cells", ranks.run(layers, kind)[0])
 
     @pytest.mark.worlds(2, 4)
+    @pytest.mark.parametrize("dim", (0, 1))
     @pytest.mark.parametrize("kind", tuple(KINDS))
-    def test_styles(self, ranks, kind):
-        ranks.run(styles, kind)
+    def test_styles(self, ranks, kind, dim):
+        ranks.run(styles, kind, dim)
+
+    @pytest.mark.worlds(2, 4)
+    @pytest.mark.parametrize("kind", tuple(KINDS))
+    def test_overlap_pass(self, ranks, kind):
+        ranks.run(overlap_pass, kind)
