@@ -50,7 +50,8 @@ class ColumnParallelLinear(layers.ColumnParallelLinear):
     Megatron's. `config.gradient_accumulation_fusion` takes no apex: the weight's gradient is added to weight.main_grad
     (float32, or the weight's dtype) as flux_ops.nn.ColumnParallelLinear does it.
 
-    `strategy` is that of flux_ops.ag_gemm; set it on a layer, or on the class.
+    `strategy` is that of flux_ops.ag_gemm, and `save_gathered` that of flux_ops.nn.ColumnParallelLinear: whether the
+    gathered x is kept for the backward, where Megatron gathers it again. Set them on a layer, or on the class.
 
     Raises NotImplementedError for gradient_accumulation_fusion in a layer that remains Megatron's, without apex. The
     forward raises as flux_ops.ag_gemm does.
@@ -63,7 +64,7 @@ class ColumnParallelLinear(layers.ColumnParallelLinear):
     Method: Megatron-LM; the overlap is that of flux_ops.ag_gemm.
     """
 
-    strategy = "auto"
+    strategy, save_gathered = "auto", False
 
     def __init__(self, *args, config, **options):
         without_fusion = copy.copy(config)
@@ -81,7 +82,7 @@ class ColumnParallelLinear(layers.ColumnParallelLinear):
         if not _overlaps(self):
             return _megatron_product(self, input, weight, bias=bias, **options)
         form = "ag_gemm" if self.sequence_parallel else "copy"
-        return _product(self, input, weight, bias, form)
+        return _product(self, input, weight, bias, form, self.save_gathered)
 
 
 class RowParallelLinear(layers.RowParallelLinear):
@@ -113,7 +114,7 @@ class RowParallelLinear(layers.RowParallelLinear):
         return y, self.bias if self.skip_bias_add else None
 
 
-def _product(layer, x, weight, bias, form):
+def _product(layer, x, weight, bias, form, save_gathered=False):
     return functional.linear(
         x,
         weight,
@@ -121,6 +122,7 @@ def _product(layer, x, weight, bias, form):
         form,
         layer.tp_group.group_name,
         layer.strategy,
+        save_gathered,
         main_grad=layer.gradient_accumulation_fusion,
     )
 
@@ -147,7 +149,7 @@ _PATCHED = {
 }
 
 
-def patch(strategy: str = "auto") -> None:
+def patch(strategy: str = "auto", save_gathered: bool = False) -> None:
     """Gives Megatron's ColumnParallelLinear and RowParallelLinear the products of this module's.
 
     It holds for all their instances, those that are there already too, for the classes that are derived from them, and
@@ -155,6 +157,8 @@ def patch(strategy: str = "auto") -> None:
 
     Args:
         strategy: as for flux_ops.ag_gemm.
+        save_gathered: under sequence_parallel, ColumnParallelLinear keeps the gathered x for its backward: faster, for
+            TP times the memory of x. Megatron gathers again.
 
     Raises ValueError for an unknown strategy.
     """
@@ -162,7 +166,7 @@ def patch(strategy: str = "auto") -> None:
     for megatrons, (ours, originals) in _PATCHED.items():
         for name in originals:
             setattr(megatrons, name, vars(ours)[name])
-        megatrons.strategy = strategy
+        megatrons.strategy, megatrons.save_gathered = strategy, save_gathered
 
 
 def unpatch() -> None:
@@ -170,5 +174,5 @@ def unpatch() -> None:
     for megatrons, (_, originals) in _PATCHED.items():
         for name, original in originals.items():
             setattr(megatrons, name, original)
-        if "strategy" in vars(megatrons):
-            del megatrons.strategy
+        for name in {"strategy", "save_gathered"} & vars(megatrons).keys():
+            delattr(megatrons, name)

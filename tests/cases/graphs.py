@@ -170,6 +170,7 @@ def capture_unprepared(ctx, op):
         operands = make(ctx, case, group)
         with pytest.raises(Exception) as caught:  # noqa: PT011 (words are checked below)
             capture(lambda: call(operands, group=group))
+        assert not torch.cuda.is_current_stream_capturing()
         chain, error = [], caught.value
         while error is not None:
             chain.append(str(error))

@@ -9,6 +9,7 @@ import torch
 
 import flux_ops
 from tests.cases.base import BF16, FP32
+from tests.cases.layers import Calls
 from tests.harness.compare import Findings, first_difference
 from tests.harness.data import exact_bias, exact_x, generator
 from tests.harness.megatron import megatron, needs_megatron
@@ -293,6 +294,27 @@ def patching(ctx, kind, sequence_parallel):
     return findings.finish()
 
 
+def saving(ctx):
+    """patch(save_gathered=True): no gather in the backward, and the same results."""
+    findings = Findings()
+    with megatron(ctx):
+        megatrons, ours = sources()
+        layer = build(ctx, megatrons, "column", config_of(ctx, True))
+        x, grad = data(ctx, layer)
+        want = results(layer, x, grad)
+        for saves in (False, True):
+            layer.zero_grad()
+            ours.patch("sequential", save_gathered=saves)
+            try:
+                with Calls() as calls:
+                    compare(ctx, findings, f"save_gathered={saves}", results(layer, x, grad), want)
+            finally:
+                ours.unpatch()
+            gathers = calls.made.count("all_gather")
+            findings.add(f"save_gathered={saves}", None if gathers == int(not saves) else f"{gathers} gathers")
+    return findings.finish()
+
+
 over_forms = pytest.mark.parametrize("kind, sequence_parallel", FORMS)
 
 
@@ -326,3 +348,6 @@ class MegatronCases:
     @over_forms
     def test_patch_and_unpatch(self, ranks, kind, sequence_parallel):
         ranks.run(patching, kind, sequence_parallel)
+
+    def test_gathered_operand_is_kept(self, ranks):
+        ranks.run(saving)
