@@ -24,21 +24,22 @@ def good_call(ctx, cell, findings, what):
 
 
 def uneven_tokens(ctx, kind):
-    """M that TP does not divide: refused on every rank, with M and TP; the next good call is right. M that it does
-    divide, as large and as odd: right.
+    """M that TP does not divide: refused on every rank, with M and TP. M that TP divides and 16 TP does not: right,
+    forward and backward. So is M = 16 TP after each.
     """
     findings, messages = Findings(), []
-    group = dist.new_group(list(range(ctx.world)))  # where no rank has run its share of what is refused before
-    cell = Cell(ctx, kind, True, seed=8, tokens=24, group=group)
-    for m in some_uneven(ctx.world):
-        whole = exact_x((m, IN), BF16, generator(ctx.device, m, "x"))
-        part = whole.tensor_split(ctx.world)[ctx.rank] if kind == "column" else cell.of_input(whole)
-        x = part.clone().requires_grad_()
+    group = dist.new_group(list(range(ctx.world)))  # where no rank has run its share of what is refused before,
+    layer = Cell(ctx, kind, True, bias=False, group=group).layer  # nor runs it here: the other layers have a bias
+    cell = Cell(ctx, kind, True, seed=8, tokens=16, group=group)
+    for m in sorted({*some_uneven(ctx.world), 13 * ctx.world}):
         if m % ctx.world:
-            messages.append((m, *refused(ctx, lambda x=x: cell.layer(x))))
+            whole = exact_x((m, IN), BF16, generator(ctx.device, m, "x"))
+            part = whole.tensor_split(ctx.world)[ctx.rank] if kind == "column" else cell.of_input(whole)
+            x = part.clone().requires_grad_()
+            messages.append((m, *refused(ctx, lambda x=x: layer(x))))
         else:
-            want = cell.of_output(cell.whole(whole.double()).detach())
-            cell.compare(findings, f"M = {m}", cell.layer(x).detach(), want)
+            uneven = Cell(ctx, kind, True, seed=m, tokens=m // ctx.world, group=group)
+            good_call(ctx, uneven, findings, f"M = {m}")
         good_call(ctx, cell, findings, f"after M = {m}")
     flux_ops.destroy(group)
     findings.finish()

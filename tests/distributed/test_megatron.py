@@ -1,5 +1,6 @@
 from tests.cases.megatron import MegatronCases
 from tests.cases.megatron_models import MegatronModelCases
+from tests.cases.megatron_training import MegatronTrainingCases
 
 
 class TestMegatron(MegatronCases):
@@ -7,4 +8,8 @@ class TestMegatron(MegatronCases):
 
 
 class TestMegatronModels(MegatronModelCases):
+    pass
+
+
+class TestMegatronTraining(MegatronTrainingCases):
     pass

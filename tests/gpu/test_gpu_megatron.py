@@ -1,5 +1,6 @@
 from tests.cases.megatron import MegatronCases
 from tests.cases.megatron_models import MegatronModelCases
+from tests.cases.megatron_training import MegatronTrainingCases
 
 
 class TestGpuMegatron(MegatronCases):
@@ -7,4 +8,8 @@ class TestGpuMegatron(MegatronCases):
 
 
 class TestGpuMegatronModels(MegatronModelCases):
+    pass
+
+
+class TestGpuMegatronTraining(MegatronTrainingCases):
     pass

@@ -31,8 +31,9 @@ def _norm(config, hidden_size, eps=1e-5, **_):
 def megatron(ctx):
     """Megatron's parallel state, with all ranks as one tensor-parallel group.
 
-    Megatron puts its buffers on the current CUDA device and draws dropout from CUDA's generator: where there is none,
-    both are the CPU's.
+    Megatron puts its buffers on the current CUDA device, draws dropout from CUDA's generator, whose state it keeps for
+    a recomputation, and asks for the current stream before it sums gradients. Where there is no CUDA, device and
+    generator are the CPU's, whose state it keeps too, and the stream is one that is never used.
     """
     from megatron.core import parallel_state
     from megatron.core.models import backends
@@ -47,7 +48,10 @@ def megatron(ctx):
         else:
             fork = mock.Mock(side_effect=lambda *_: contextlib.nullcontext())
             stack.enter_context(mock.patch.object(torch.cuda, "current_device", return_value=ctx.device))
+            stack.enter_context(mock.patch.object(torch.cuda, "current_stream"))
             stack.enter_context(mock.patch.object(random.CudaRNGStatesTracker, "fork", fork))
+            for name in ("_get_cuda_rng_state", "_set_cuda_rng_state"):
+                stack.enter_context(mock.patch.object(random, name))
         stack.enter_context(mock.patch.object(backends, "LNImpl", _norm))
         stack.enter_context(mock.patch.object(transformer_block, "LayerNormImpl", _norm))
         yield
