@@ -17,7 +17,7 @@ from third_party import cutlass
 
 ROOT = Path(__file__).resolve().parent.parent
 SWITCH = "FLUX_BUILD_CUDA"
-MIN_TORCH = (2, 11)
+TORCH = (2, 11)  # from 2.12 on, the C++ interfaces of the functional collectives are others
 MIN_NVCC = (12, 8)
 CUDA_LOCATION = Path("/usr/local/cuda")
 
@@ -153,8 +153,9 @@ def decide(p: Probe) -> Plan:
             f"{SWITCH}={p.switch} is not understood: set it to 1 (the CUDA kernels are required), to 0 (they are left "
             "out), or unset it (they are built if nvcc and what else they need is found)"
         )
-    if _release(p.torch_version) < MIN_TORCH:
-        raise BuildError(f"torch {p.torch_version} is too old, {_dotted(MIN_TORCH)} or newer is needed")
+    if _release(p.torch_version) != TORCH:
+        age = "old" if _release(p.torch_version) < TORCH else "new"
+        raise BuildError(f"torch {p.torch_version} is too {age}, {_dotted(TORCH)} is needed")
     if p.cxx is None:
         raise BuildError("no C++ compiler was found: install g++, or set CXX")
     if p.switch == "0":

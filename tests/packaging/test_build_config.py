@@ -84,14 +84,16 @@ def test_junk_in_the_switch(junk):
         decide(machine(switch=junk))
 
 
-@pytest.mark.parametrize("version", ("2.10.1+cu130", "1.13.0"))
-def test_old_torch(version):
-    with pytest.raises(BuildError, match=rf"torch {version.replace('+', '.')} is too old, 2\.11"):
+@pytest.mark.parametrize(
+    "version, age", (("2.10.1+cu130", "old"), ("1.13.0", "old"), ("2.12.0", "new"), ("3.0.0a0+git1234", "new"))
+)
+def test_another_torch(version, age):
+    with pytest.raises(BuildError, match=rf"torch {version.replace('+', '.')} is too {age}, 2\.11 is needed"):
         decide(machine(torch_version=version, switch="0"))
 
 
-def test_newer_torch():
-    assert decide(machine(torch_version="3.0.0a0+git1234")).with_cuda
+def test_another_patch_of_torch():
+    assert decide(machine(torch_version="2.11.1+cu130")).with_cuda
 
 
 def test_no_compiler():
