@@ -87,7 +87,8 @@ def markdown(paths, mode="graph"):
 
 def _origin(path, meta):
     stack = ", ".join(f"{name} {meta[name]}" for name in ("torch", "cuda", "nccl", "driver", "commit") if meta[name])
-    return f"{meta['date'][:10]}, {stack}. All numbers, with their spread: `{_shown(path)}`"
+    changed = ", uncommitted" if meta.get("uncommitted") else ""
+    return f"{meta['date'][:10]}, {stack}{changed}. All numbers, with their spread: `{_shown(path)}`"
 
 
 def _shown(path):

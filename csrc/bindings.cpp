@@ -43,5 +43,17 @@ TORCH_LIBRARY_IMPL(flux, Autograd, m) {
   m.impl("gemm_ar", flux::gemm_ar_autograd);
 }
 
+TORCH_LIBRARY_IMPL(flux, AutocastCPU, m) {
+  m.impl("ag_gemm", flux::ag_gemm_autocast);
+  m.impl("gemm_rs", flux::gemm_rs_autocast);
+  m.impl("gemm_ar", flux::gemm_ar_autocast);
+}
+
+TORCH_LIBRARY_IMPL(flux, AutocastCUDA, m) {
+  m.impl("ag_gemm", flux::ag_gemm_autocast);
+  m.impl("gemm_rs", flux::gemm_rs_autocast);
+  m.impl("gemm_ar", flux::gemm_ar_autocast);
+}
+
 // What flux_ops/*.py uses of the core besides the operators: see ops/module.cpp.
 PYBIND11_MODULE(_C, m) { flux::add_module_functions(m); }

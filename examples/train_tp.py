@@ -10,11 +10,11 @@ Both models begin with the same weights and get the same tokens, so their losses
 on CPUs (float32), 2 % on GPUs (products in bfloat16, weights and their updates in float32). A control runs along, plain
 PyTorch once more with another order of sums in the forward: over the whole training flux may also not go further from
 plain than twice as far as the control, and up to no step five times, or than 0.01 %. Chance needs that much: any
-difference of rounding grows in a training, and of nine side by side, two of them controls, one went 1.5 times as far
-as a control in all, and a control 2.6 times as far as the other up to a step (benchmarks/results/
-train-h200-tp2-spread.json). So every tenth step is also computed by flux and by the control with the very weights of
-the plain training, where nothing has grown: there the gradient may be no further from the plain one than three times as
-far as the control's is, and that of a parameter alone four times, or than 0.01 % (CPUs: 0.001 %).
+difference of rounding grows in a training, and of nine side by side, four of them controls, one control went 1.6 times
+as far as another in all, and 3.9 times up to a step (benchmarks/results/train-h200-tp2-spread.json). So every tenth
+step is also computed by flux and by the control with the very weights of the plain training, where nothing has grown:
+there the gradient may be no further from the plain one than three times as far as the control's is, and that of a
+parameter alone four times, or than 0.01 % (CPUs: 0.001 %).
 The losses, the times of the steps and what ran are written as JSON; --plot draws them, with matplotlib.
 """
 

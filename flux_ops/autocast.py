@@ -1,4 +1,9 @@
-"""The operators under torch.autocast: they take their operands in its dtype, as the products of PyTorch do."""
+"""torch.autocast where the compiled operators don't see to it: the fallback, and layers with a node of their own.
+
+See csrc/ops/autocast.cpp.
+"""
+
+import contextlib
 
 import torch
 
@@ -6,7 +11,7 @@ import torch
 def in_autocast_dtype(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     """The tensors as a product takes them: if autocast is on for the first one's device, in its dtype, but float64."""
     device = tensors[0].device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
+    if not _is_on(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(
@@ -14,19 +19,26 @@ def in_autocast_dtype(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | Non
     )
 
 
-def register() -> torch.library.Library:
-    """It lasts as long as the library that is returned."""
-    library = torch.library.Library("flux", "IMPL")
+def off(device: torch.device) -> contextlib.AbstractContextManager:
+    """For operands that have their dtype already, as those of a backward have."""
+    return torch.autocast(device.type, enabled=False) if _is_on(device.type) else contextlib.nullcontext()
+
+
+def _is_on(device):
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
+def register(library: torch.library.Library) -> None:
+    """The operators of the fallback under autocast."""
     for device in ("cpu", "cuda"):
         for op in ("ag_gemm", "gemm_rs", "gemm_ar"):
             library.impl(op, _cast(op, device), f"Autocast{device.upper()}")
-    return library
 
 
 def _cast(op, device):
     def call(x, weight, bias, *options):
-        x, weight, bias = in_autocast_dtype(x, weight, bias)
+        operands = in_autocast_dtype(x, weight, bias)
         with torch.autocast(device, enabled=False):
-            return getattr(torch.ops.flux, op)(x, weight, bias, *options)
+            return getattr(torch.ops.flux, op)(*operands, *options)
 
     return call

@@ -5,7 +5,7 @@ import collections
 import torch
 from torch.distributed import distributed_c10d
 
-from flux_ops import autograd, reference
+from flux_ops import autocast, autograd, reference
 from flux_ops.hooks import warn_once
 
 _STRATEGIES = ("auto", "sequential", "fused", "decomposed")
@@ -64,6 +64,7 @@ def define(why_not_loaded: str) -> torch.library.Library:
     library.impl("gemm_rs", gemm_rs_meta, "Meta")
     library.impl("gemm_ar", gemm_ar_meta, "Meta")
     autograd.register()
+    autocast.register(library)
     return library
 
 

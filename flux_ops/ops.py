@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from flux_ops import autocast, config, extension, fallback
+from flux_ops import config, extension, fallback
 from flux_ops.config import settings
 from flux_ops.hooks import Hooks
 from flux_ops.tuner.cache import OPS
@@ -38,7 +38,6 @@ else:
     _core.set_cpu_threads(settings.cpu_threads)
     if settings.ranks_per_gpu > 1 and _core.has_cuda_kernels:
         _core.set_spare_sms(4)  # a few are enough: the pushes are kernels then, and the grids of ours wait for them
-_under_autocast = autocast.register()
 _ag_gemm, _gemm_rs = torch.ops.flux.ag_gemm.default, torch.ops.flux.gemm_rs.default
 _gemm_ar = torch.ops.flux.gemm_ar.default
 

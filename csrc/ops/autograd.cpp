@@ -26,34 +26,14 @@
 #include <torch/csrc/distributed/c10d/Functional.hpp>
 
 #include "ops/dispatch.hpp"
+#include "ops/find_op.hpp"
 #include "ops/group_state.hpp"
-#include "ops/ops.hpp"
 
 namespace flux {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-template <class Signature>
-c10::TypedOperatorHandle<Signature> find_op(char const* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-auto const& ag_gemm_op() {
-  static auto const op = find_op<decltype(ag_gemm)>("flux::ag_gemm");
-  return op;
-}
-
-auto const& gemm_rs_op() {
-  static auto const op = find_op<decltype(gemm_rs)>("flux::gemm_rs");
-  return op;
-}
-
-auto const& gemm_ar_op() {
-  static auto const op = find_op<decltype(gemm_ar)>("flux::gemm_ar");
-  return op;
-}
 
 at::Tensor wait(at::Tensor const& work) {
   static auto const op = find_op<at::Tensor(at::Tensor const&)>("_c10d_functional::wait_tensor");

@@ -39,4 +39,14 @@ at::Tensor gemm_ar_autograd(c10::DispatchKeySet keys, at::Tensor const& x, at::T
                             std::optional<at::Tensor> const& bias, std::string const& group_name,
                             std::string const& strategy);
 
+// The same with the operands in the dtype of torch.autocast.
+std::tuple<at::Tensor, at::Tensor> ag_gemm_autocast(at::Tensor const& x, at::Tensor const& weight,
+                                                    std::optional<at::Tensor> const& bias,
+                                                    std::string const& group_name, bool return_gathered,
+                                                    std::string const& strategy);
+at::Tensor gemm_rs_autocast(at::Tensor const& x, at::Tensor const& weight, std::optional<at::Tensor> const& bias,
+                            std::string const& group_name, std::string const& strategy);
+at::Tensor gemm_ar_autocast(at::Tensor const& x, at::Tensor const& weight, std::optional<at::Tensor> const& bias,
+                            std::string const& group_name, std::string const& strategy);
+
 }  // namespace flux

@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from flux_ops import autograd
-from flux_ops.autocast import in_autocast_dtype
+from flux_ops import autocast, autograd
 from flux_ops.nn.main_grad import MainGrad
 from flux_ops.ops import _group_name as group_name_of
 
@@ -60,7 +59,7 @@ class ParallelProduct(torch.autograd.Function):
         needs = ctx.needs_input_grad
         ctx.call = form, group_name, strategy, save_gathered
         ctx.main_grad = MainGrad(weight) if main_grad else None
-        x, weight, bias = in_autocast_dtype(x, weight, bias)
+        x, weight, bias = autocast.in_autocast_dtype(x, weight, bias)
         y, operand = _product(x, weight, bias, *ctx.call)
         ctx.save_for_backward(operand if needs[1] else None, weight if needs[0] else None)
         return y
@@ -71,12 +70,13 @@ class ParallelProduct(torch.autograd.Function):
         form, group_name, strategy, has_gathered = ctx.call
         given = ctx.needs_input_grad[:3], grad_y, *ctx.saved_tensors
         weight_grad = ctx.main_grad.add if ctx.main_grad else autograd.weight_grad
-        if form == "ag_gemm":
-            grads = autograd.ag_gemm_grads(*given, group_name, strategy, has_gathered, weight_grad)
-        elif form == "gemm_rs":
-            grads = autograd.gemm_rs_grads(*given, group_name, strategy, weight_grad)
-        else:
-            grads = autograd.replicated_grads(*given, group_name if form == "copy" else None, weight_grad)
+        with autocast.off(grad_y.device):
+            if form == "ag_gemm":
+                grads = autograd.ag_gemm_grads(*given, group_name, strategy, has_gathered, weight_grad)
+            elif form == "gemm_rs":
+                grads = autograd.gemm_rs_grads(*given, group_name, strategy, weight_grad)
+            else:
+                grads = autograd.replicated_grads(*given, group_name if form == "copy" else None, weight_grad)
         return *grads, None, None, None, None, None
 
 

@@ -199,26 +199,41 @@ def _is_empty(path: str) -> bool:
 def _locked(path: str):
     folder, name = os.path.split(path)
     fd = os.open(os.path.join(folder, f".{name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    errors = []
+    _lock(fd)
+    try:
+        yield
+    finally:
+        _free(fd)
+
+
+def _lock(fd: int) -> None:
+    """Raises OSError, and gives the file up, if that takes more than LOCK_S.
+
+    flock has no time limit, hence the thread. To try again and again has one, but may find it taken each time.
+    """
+    ended, last_word, errors = threading.Event(), threading.Lock(), []
 
     def wait():
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
         except OSError as error:
             errors.append(error)
+        if not last_word.acquire(blocking=False):  # nobody waits for it any more
+            _free(fd)
+        ended.set()
 
-    try:
-        # flock has no time limit, hence the thread. To try again and again has one, but may find it taken each time.
-        waiter = threading.Thread(target=wait, daemon=True)
-        waiter.start()
-        waiter.join(LOCK_S)
-        if errors:
-            raise errors[0]
-        if waiter.is_alive():
-            raise OSError(f"other processes have held its lock for {LOCK_S:g} s")
-        yield
-    finally:
-        os.close(fd)  # a thread that still waits frees the lock as soon as it has it
+    threading.Thread(target=wait, daemon=True).start()
+    ended.wait(LOCK_S)
+    if last_word.acquire(blocking=False):
+        raise OSError(f"other processes have held its lock for {LOCK_S:g} s")
+    if errors:
+        os.close(fd)
+        raise errors[0]
+
+
+def _free(fd: int) -> None:
+    fcntl.flock(fd, fcntl.LOCK_UN)  # closing alone would leave it to processes that were forked meanwhile
+    os.close(fd)
 
 
 def _replace(path: str, header: dict, entries: list[Entry]) -> None:

@@ -28,30 +28,36 @@ from tests.harness.data import exact_x, generator
 ROWS, WIDE, NARROW = 32, 64, 48  # of a rank; features of a whole layer, for each rank
 
 
+DTYPES = ((FP32, FP32), (FP32, BF16), (BF16, FP32), (BF16, BF16), (FP64, FP64))  # of x; of weight and bias
+
+
 def operators(ctx):
-    """Y in bfloat16, gradients in the dtype of the operands; float64 stays as it is."""
+    """Y in bfloat16, gradients in the dtype of the operands; float64 stays as it is. The data are exact in bfloat16, so
+    all are those without autocast in float64, rounded.
+    """
     findings = Findings()
-    for op, dtypes, (dtype, result) in itertools.product(
-        OPS, ("all", "x", "weight"), ((FP32, BF16), (BF16, BF16), (FP64, FP64))
-    ):
-        case = Case(op, ROWS, WIDE, NARROW, bias=True, dtype=dtype, seed=len(dtypes))
+    rows, n, k = (512, 2048, 1024) if ctx.is_cuda else (ROWS, WIDE, NARROW)
+    for op, (x_dtype, dtype) in itertools.product(OPS, DTYPES):
+        case = Case(op, rows, n, k, bias=True, dtype=FP64, seed=1)
         operands = make(ctx, case)
-        x, weight, bias = operands.x, operands.weight, operands.bias
-        if dtype == FP32 and dtypes == "x":
-            weight, bias = weight.to(BF16), bias.to(BF16)
-        if dtype == FP32 and dtypes == "weight":
-            x = x.to(BF16)
-        leaves = [t.requires_grad_() for t in (x, weight, bias)]
+        whole = [t.requires_grad_() for t in (operands.x, operands.weight, operands.bias)]
+        want = getattr(flux_ops, op)(*whole, strategy="sequential")
+        grad = exact_x(want.shape, FP64, generator(ctx.device, 2, "grad", 0 if op == "gemm_ar" else ctx.rank))
+        grad *= torch.rand(grad.shape, generator=generator(ctx.device, 3, "grad"), device=ctx.device) < 0.05
+        wants = [want.detach(), *torch.autograd.grad(want, whole, grad)]
+        leaves = [t.detach().to(d).requires_grad_() for t, d in zip(whole, (x_dtype, dtype, dtype), strict=True)]
+        result = FP64 if dtype == FP64 else BF16
         for strategy in ("auto", *strategies_of(op)):
-            if strategy in ("fused", "decomposed") and ctx.is_cuda:
-                continue  # these sizes are too small for some of the kernels
+            if strategy not in ("auto", "sequential") and ctx.is_cuda and result == FP64:
+                continue
             with torch.autocast(ctx.device.type, BF16):
-                y = getattr(flux_ops, op)(x, weight, bias, strategy=strategy)
-            what = f"{case} {strategy}, float32: {dtypes}"
-            findings.add(what, first_difference(y, operands.expected().to(result), rank=ctx.rank))
-            grads = torch.autograd.grad(y.sum(), leaves)
-            wrong = [g.dtype for g, t in zip(grads, leaves, strict=True) if g.dtype != t.dtype]
-            findings.add(f"{what}: gradients", f"they have {wrong}" if wrong else None)
+                y = getattr(flux_ops, op)(*leaves, strategy=strategy)
+            gots = [y.detach(), *torch.autograd.grad(y, leaves, grad.to(y.dtype))]
+            what = f"{op} {strategy}, x {x_dtype}, weight {dtype}"
+            dtypes = result, x_dtype, dtype, dtype
+            for name, got, one, d in zip(("y", "x", "weight", "bias"), gots, wants, dtypes, strict=True):
+                problem = first_difference(got, one.to(result).to(d), rank=ctx.rank)
+                findings.add(f"{what}: {name}", f"it has {got.dtype}" if got.dtype != d else problem)
     return findings.finish()
 
 
@@ -74,14 +80,23 @@ def layer_of(ctx, form, main_grad):
     return layer
 
 
-def step(ctx, layer, x, autocast):
+def input_of(ctx, form):
+    whole = form[0] is RowParallelLinear or not form[1]
+    columns = NARROW if form[0] is RowParallelLinear else NARROW * ctx.world
+    rank = 0 if form == (ColumnParallelLinear, False) else ctx.rank
+    return exact_x((ROWS * ctx.world if whole else ROWS, columns), FP32, generator(ctx.device, 3, "x", rank))
+
+
+def step(ctx, layer, x, autocast, backward_inside=False, scale=1.0):
     """Y and the gradients of x, weight and bias."""
-    x = x.clone().requires_grad_()
+    x = (x * scale).requires_grad_()
     layer.zero_grad()
     with torch.autocast(ctx.device.type, BF16, enabled=autocast):
         y = layer(x)
     seed = 0 if isinstance(layer, RowParallelLinear) and not layer.sequence_parallel else ctx.rank
-    y.backward(exact_x(y.shape, FP32, generator(ctx.device, 7, "grad", seed)).to(y.dtype))
+    grad = scale * exact_x(y.shape, FP32, generator(ctx.device, 7, "grad", seed)).to(y.dtype)
+    with torch.autocast(ctx.device.type, BF16, enabled=backward_inside):
+        y.backward(grad)
     weight_grad = layer.weight.main_grad if layer.gradient_accumulation_fusion else layer.weight.grad
     grads = [x.grad, weight_grad.clone(), layer.bias.grad]
     if layer.gradient_accumulation_fusion:
@@ -95,11 +110,7 @@ def layers(ctx, compiled):
     forms = itertools.product((ColumnParallelLinear, RowParallelLinear), (True, False))
     for form, main_grad in itertools.product(forms, (False, True)):
         layer = layer_of(ctx, form, main_grad)
-        whole = form[0] is RowParallelLinear or not form[1]
-        columns = NARROW if form[0] is RowParallelLinear else NARROW * ctx.world
-        rank = 0 if form == (ColumnParallelLinear, False) else ctx.rank
-        shape = (ROWS * ctx.world if whole else ROWS, columns)
-        x = exact_x(shape, FP32, generator(ctx.device, 3, "x", rank))
+        x = input_of(ctx, form)
         wants = step(ctx, layer, x, autocast=False)
         if compiled:
             layer.compile(fullgraph=True, backend="aot_eager")
@@ -139,6 +150,19 @@ def styles(ctx):
     return findings.finish()
 
 
+def backward_inside(ctx):
+    """A forward without autocast, its backward in a region: layers whose gradients go to main_grad keep their dtype."""
+    findings = Findings()
+    for form in itertools.product((ColumnParallelLinear, RowParallelLinear), (True, False)):
+        layer, results = layer_of(ctx, form, main_grad=True), []
+        for inside in (False, True):
+            x = input_of(ctx, form)
+            results.append(step(ctx, layer, x, autocast=False, backward_inside=inside, scale=1.001))  # not in bfloat16
+        for name, want, got in zip(("y", "x", "weight", "bias"), *results, strict=True):
+            findings.add(f"{form}: {name}", first_difference(got, want, rank=ctx.rank))
+    return findings.finish()
+
+
 class AutocastCases:
     def test_operators(self, ranks, record_property):
         record_property("cells", ranks.run(operators)[0])
@@ -146,6 +170,9 @@ class AutocastCases:
     @pytest.mark.parametrize("compiled", (False, True))
     def test_layers(self, ranks, compiled, record_property):
         record_property("cells", ranks.run(layers, compiled)[0])
+
+    def test_backward_inside_a_region(self, ranks, record_property):
+        record_property("cells", ranks.run(backward_inside)[0])
 
     def test_styles(self, ranks, record_property):
         record_property("cells", ranks.run(styles)[0])

@@ -66,7 +66,8 @@
 //   The send buffer of two ranks: r stores there, into its region of call e+1, in call e. What used it before is call
 //   e-1, which r has finished; all that q sent in it has landed. q writes there in call e+1, after it has finished call
 //   e, for which it has waited for every piece of r (5): all of them have left. With a third rank, r may still be
-//   sending to that one: kSendFromRegion.
+//   sending to that one: kSendFromRegion. (Calls e-1 and e+1 are those that use the other region: kernels for few rows
+//   take a number and use none, but wait for data from every peer, too.)
 //   One region is not enough: the same chain says nothing about q's call e-1, which q may still be reading.
 //
 // WHY ANY SEQUENCE OF REGIONS IS SAFE (device-counted)

@@ -256,6 +256,12 @@ def test_only_two_ranks_can_send_from_a_region(explore, calls, modes):
     assert re.match(r"rank \d push: call \d \(gemm_rs, .* copy piece", trace[-1])
 
 
+def test_a_region_that_two_ranks_send_from_is_overwritten_by_an_early_push(explore):
+    failure, trace = explore(2, "rs,ag", "--change", "push_too_early")
+    assert failure.startswith("overwritten data: call in region 0")
+    assert re.match(r"rank \d push: call 1 \(gemm_rs, .* copy piece", trace[-1])
+
+
 @pytest.mark.parametrize("world", (2, 3))
 @pytest.mark.parametrize("calls", ("ag,ag", "rs,rs", "ag,rs"))
 def test_signals_that_do_not_alternate_are_overtaken(explore, world, calls):
