@@ -144,18 +144,19 @@ def gemm_ar(
         weight: [N, K], this rank's columns of the whole weight, or a transposed view of [K, N] (not copied).
         bias: [N], or None; the same on all ranks. It is added once, after the reduction.
         group: the process group; by default all ranks. All its ranks make the same calls in the same order.
-        strategy: as for ag_gemm, but for "decomposed", which this op does not have.
+        strategy: as for ag_gemm, but that "auto" runs "decomposed", where it can, in place of "sequential".
 
-    Returns Y [M, ..., N], all of it on every rank. dtypes as for ag_gemm. "fused" adds the ranks' partials in rank
-    order in fp32 (fp64 for float64): the result has the same bits on every rank, and in every run. A partial travels
-    in the dtype of x, so in float16 it has to stay below 65520, as in any all-reduce of that dtype. Configurations
-    have one of two forms: in "one-shot", every rank gets all partials (few rows); in "two-shot", each rank adds up
-    some of the rows and sends them to the others while it computes the next ones.
+    Returns Y [M, ..., N], all of it on every rank. dtypes as for ag_gemm ("decomposed" on CUDA, too: bfloat16 and
+    float16 alone). "fused" and "decomposed" add the ranks' partials in rank order in fp32 (fp64 for float64): the
+    result has the same bits on every rank, and in every run. A partial travels in the dtype of x, so in float16 it has
+    to stay below 65520, as in any all-reduce of that dtype. Configurations have one of two forms: in "one-shot", every
+    rank gets all partials (few rows); in "two-shot", each rank adds up some of the rows and sends them to the others,
+    "fused" while it computes the next ones. "decomposed" is a library GEMM, and one all-reduce kernel behind it.
 
     Differentiable. The gradient of Y has to be the same on all ranks, as Y is: then the backward needs no
     communication, and the gradient of bias is complete on each rank.
 
-    Raises as ag_gemm does; NotImplementedError for "decomposed".
+    Raises as ag_gemm does.
 
     The same in plain PyTorch::
 
@@ -174,7 +175,7 @@ class Dispatch:
 
     op: str
     strategy: str  # "fused", "decomposed", "sequential", or "local" where no communication was needed
-    config: str  # of "fused": tiles and pieces; of "decomposed": schedule and chunks
+    config: str  # of "fused": tiles and pieces; of "decomposed": schedule and chunks, or the form of the all-reduce
     reason: str  # "tuned: FILE, M = ..." where the tuner has chosen
     m: int
     n: int

@@ -39,7 +39,7 @@ def _cells(op, world, product, dtype):
 
 
 def bound(choice: str, product_us: float | None, link_us: float) -> str:
-    if choice == "sequential":
+    if not choice.startswith("fused"):
         return "both, in turn"
     if product_us is None:
         return "-"

@@ -10,15 +10,38 @@
 #include <vector>
 
 #include "comm/arrivals.hpp"
+#include "cuda/launch.hpp"
 #include "cuda/library_gemm.hpp"
-#include "cuda/workspace.hpp"
+#include "kernels/all_gather.hpp"
 #include "ops/backend.hpp"
 #include "ops/decomposed.hpp"
 
 namespace flux::cuda {
 
+namespace {
+
+// One kernel gathers the operand, and cuBLAS computes the product: for few rows, where a copy engine takes longer to
+// start than the gather takes.
+void gather_and_compute(Problem const& p, Operands const& operands, Workspace& workspace, CallInfo const& info) {
+  cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
+  LibraryGemm const gemm(p, operands);
+  int64_t const rows = total_rows(p);
+  at::Tensor const x =
+      operands.gathered != nullptr ? gemm.matrix(operands.gathered, rows, p.k, p.k) : gemm.empty(rows, p.k);
+  AllGatherArgs args{};
+  args.shard = operands.x;
+  args.gathered = x.data_ptr();
+  args.num_vectors = p.rows * p.k * element_size(p.dtype) / 16;
+  args.exchange = exchange_args(p, ExchangeForm::kGather, workspace, info, stream);
+  check(all_gather(args, stream), "launching the all-gather");
+  gemm.product(gemm.matrix(operands.y, rows, p.n, p.n), x, /*with_bias=*/true);
+}
+
+}  // namespace
+
 void ag_gemm_decomposed(Problem const& p, Operands const& operands, Workspace& workspace, CallInfo const& info) {
   at::AutoDispatchBelowADInplaceOrView const no_autograd;
+  if (decomposition_of(p).schedule == ChunkSchedule::kGather) return gather_and_compute(p, operands, workspace, info);
   cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
   WorkspaceView const& view = workspace.view();
   AgSchedule const schedule = ag_schedule_of(p);

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include "cuda/launch.hpp"
+#include "kernels/exchange_choose.hpp"
 #include "kernels/occupancy.hpp"
 #include "kernels/predict.hpp"
 #include "ops/backend.hpp"
@@ -44,7 +45,7 @@ std::string why_not_this_gpu() {
 }  // namespace
 
 std::string why_not_decomposed(Problem const& problem) {
-  std::string const why_not = flux::why_not_decomposed(problem);
+  std::string const why_not = why_not_decomposed_on_cuda(problem);
   return why_not.empty() ? why_not_this_gpu() : why_not;
 }
 
@@ -91,7 +92,10 @@ WorkspaceNeeds workspace_needs(Problem const& problem) {
 }
 
 WorkspaceNeeds decomposed_needs(Problem const& problem) {
-  if (problem.op == Op::kAgGemm) return workspace_needs(problem);
+  if (problem.op == Op::kAgGemm) {
+    return decomposition_of(problem).schedule == ChunkSchedule::kGather ? WorkspaceNeeds{} : workspace_needs(problem);
+  }
+  if (problem.op == Op::kGemmAr) return {0, 0, exchange_bytes_at_most(problem)};
   int64_t const bytes = rs_chunks_bytes(problem);
   return reducing_needs(problem, bytes, bytes, 0);
 }

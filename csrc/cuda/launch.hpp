@@ -23,6 +23,10 @@ struct LaunchPlan {
 void run_few_rows(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
                   CallInfo const& info);
 
+// The arguments of a kernel that exchanges its data by itself; begins such a call.
+ExchangeArgs exchange_args(Problem const& problem, ExchangeForm form, Workspace& workspace, CallInfo const& info,
+                           cudaStream_t stream);
+
 // The arguments that both kernels have.
 template <class Args>
 Args kernel_args(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Epoch const* arrived,

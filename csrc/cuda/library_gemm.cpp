@@ -4,6 +4,7 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/mm.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -38,6 +39,8 @@ at::Tensor LibraryGemm::batch(void const* data, int64_t count, int64_t stride, i
                               int64_t row_stride) const {
   return view(data, {count, rows, cols}, {stride, row_stride, 1}, options_);
 }
+
+at::Tensor LibraryGemm::empty(int64_t rows, int64_t cols) const { return at::empty({rows, cols}, options_); }
 
 void LibraryGemm::product(at::Tensor out, at::Tensor const& x, bool with_bias) const {
   if (with_bias && bias_.defined()) {

@@ -17,6 +17,9 @@ class LibraryGemm {
   at::Tensor batch(void const* data, int64_t count, int64_t stride, int64_t rows, int64_t cols,
                    int64_t row_stride) const;
 
+  // Memory of its own.
+  at::Tensor empty(int64_t rows, int64_t cols) const;
+
   // out[rows, n] = x[rows, k] . w^T (+ bias)
   void product(at::Tensor out, at::Tensor const& x, bool with_bias) const;
   // out[b, rows, n] = x[b, rows, k] . w^T + bias, one GEMM

@@ -21,7 +21,9 @@ Workspace::Workspace(WorkspaceView const& view) : view_(view) {
     check(cudaStreamCreateWithPriority(&lane.stream, cudaStreamNonBlocking, greatest), "creating a copy stream");
     check(cudaEventCreateWithFlags(&lane.reached, cudaEventDisableTiming), "creating an event");
   }
-  check(cudaEventCreateWithFlags(&fork_, cudaEventDisableTiming), "creating an event");
+  for (cudaEvent_t* const event : {&fork_, &may_push_}) {
+    check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "creating an event");
+  }
   check(cudaHostAlloc(&fault_, sizeof(FaultRecord), cudaHostAllocPortable), "allocating the fault record");
   *fault_ = FaultRecord{};
   watch_faults(this);
@@ -31,6 +33,7 @@ Workspace::~Workspace() {  // errors are ignored: the context may be lost alread
   unwatch_faults(this);
   cudaFreeHost(fault_);
   cudaEventDestroy(fork_);
+  cudaEventDestroy(may_push_);
   for (Lane const& lane : lanes_) {
     cudaEventDestroy(lane.reached);
     cudaStreamDestroy(lane.stream);
@@ -131,7 +134,10 @@ cudaEvent_t Call::reached(int i) {
 }
 
 cudaStream_t Call::lane(int i) {
-  if (!std::exchange(in_use_[i], true)) wait_for(workspace_.fork_, workspace_.lanes_[i].stream);
+  if (!std::exchange(in_use_[i], true)) {
+    wait_for(workspace_.fork_, workspace_.lanes_[i].stream);
+    if (waited_to_push_) wait_for(workspace_.may_push_, workspace_.lanes_[i].stream);
+  }
   return workspace_.lanes_[i].stream;
 }
 
@@ -179,7 +185,9 @@ void Call::copy(void* to, void const* from, int64_t bytes) {
 void Call::wait_until_may_push() {
   if (std::exchange(may_push_, true)) return;
   check(stream_take(lane(lane_), &replayed_.local->may_push, 1), "waiting for the start of a call");
-  wait_for(reached(lane_), lane(1 - lane_));
+  check(cudaEventRecord(workspace_.may_push_, lane(lane_)), "recording an event");
+  waited_to_push_ = true;
+  if (in_use_[1 - lane_]) wait_for(workspace_.may_push_, lane(1 - lane_));
 }
 
 void Call::send_signal(Epoch* signal, int i) {

@@ -65,7 +65,7 @@ class Workspace {
 
   WorkspaceView view_;
   Lane lanes_[2];
-  cudaEvent_t fork_ = nullptr;
+  cudaEvent_t fork_ = nullptr, may_push_ = nullptr;
   FaultRecord* fault_ = nullptr;  // pinned
   double timeout_seconds_ = 0;    // of the last call
   bool replayed_ = false;         // rule 5 holds
@@ -123,7 +123,8 @@ class Call {
   SignalSet signals_;
   SignalWait wait_;
   ReplayedCall replayed_;
-  bool may_push_ = true;
+  bool may_push_ = true;               // what is enqueued next
+  bool waited_to_push_ = false;        // a lane has; the event tells a lane that comes into use later
   int lane_ = 0;                       // of what is enqueued next
   bool in_use_[2] = {};                // each lane, by this call
   Epoch* held_signal_[2] = {nullptr};  // of each lane's last push_tiles; eager only

@@ -1,13 +1,12 @@
 #pragma once
-// The exchange of partials by the kernels for few rows: thread t of a group on every rank holds the same words of the
-// same unit, and the data is its own signal (schedule/exchange_layout.hpp).
+// The exchange of partials by the kernels for few rows and by the all-reduce after a library GEMM: thread t of a group
+// on every rank holds the same words of the same unit, and the data is its own signal (schedule/exchange_layout.hpp).
 //
 // A kernel comes here once or a few times: fetching instructions takes longer than running them. So loops are rolled,
 // but for the loads whose latencies should overlap, and what they need is computed before them.
 
-#include "comm/signal.cuh"
 #include "cutlass/numeric_conversion.h"
-#include "kernels/few_rows_launch.hpp"
+#include "kernels/exchange_call.cuh"
 #include "schedule/chunk_order.hpp"
 #include "schedule/exchange_layout.hpp"
 
@@ -29,11 +28,11 @@ class Exchange {
   struct alignas(4 * kVectorWords) Vector {
     uint32_t word[kVectorWords];
   };
-  __device__ Exchange(ExchangeArgs const& args, int32_t num_units, int parity, Epoch signal, int thread)
+  __device__ Exchange(ExchangeArgs const& args, int32_t num_units, ExchangeCall const& call, int thread)
       : args_(args),
         num_units_(num_units),
-        signal_(signal),
-        base_(parity * (args.slots_bytes / 4) + thread * kVectorWords),
+        signal_(call.wait().signal),
+        base_(call.parity() * (args.slots_bytes / 4) + thread * kVectorWords),
         source_vectors_(args.form == ExchangeForm::kScatter ? scatter_vectors(args.own_rows) : kVectors) {}
 
   // Stores a partial into this rank's slot at every rank that adds it up, next rank first. This rank's own goes through
@@ -55,11 +54,11 @@ class Exchange {
   }
 
   // The sums of all ranks' partials of a group of vectors (the more, the fewer times the latency counts), in rank order
-  // and in fp32, + the bias of even and of odd words, rounded. `own(v)`: this rank's partial of a vector, if `has_own`;
+  // and in fp32, + bias(w) of word w of the group, rounded. `own(v)`: this rank's partial of a vector, if `has_own`;
   // else it went through memory.
-  template <int Group, class Own>
-  __device__ void reduce(ExchangeUnit const& unit, int group, uint32_t mask, float2 bias, bool has_own, Own const& own,
-                         Vector (&sums)[Group]) const {
+  template <int Group, class Bias, class Own>
+  __device__ void reduce(ExchangeUnit const& unit, int group, uint32_t mask, Bias const& bias, bool has_own,
+                         Own const& own, Vector (&sums)[Group]) const {
     float sum[Group][2 * kVectorWords] = {};
     Vector* from = partial_at(args_.rank, unit, 0, group);
 #pragma unroll 1
@@ -88,9 +87,9 @@ class Exchange {
     }
 #pragma unroll
     for (int w = 0; w < Group * kVectorWords; ++w) {
-      float const b = w % 2 == 0 ? bias.x : bias.y;
+      float2 const b = bias(w);
       float const* const pair = sum[w / kVectorWords] + w % kVectorWords * 2;
-      sums[w / kVectorWords].word[w % kVectorWords] = pack(pair[0] + b, pair[1] + b);
+      sums[w / kVectorWords].word[w % kVectorWords] = pack(pair[0] + b.x, pair[1] + b.y);
     }
   }
 
@@ -109,6 +108,12 @@ class Exchange {
     uint32_t const sent[] = {mask >> group};
     int const owner = exchange_owner(unit.number, args_.world);
     receive(sum_at(args_.rank, unit, group), sent, sums, [&](int) { return owner; }, unit);
+  }
+
+  static __device__ float2 unpack(uint32_t word) {
+    cutlass::NumericArrayConverter<float, Element, 2> convert;
+    cutlass::Array<float, 2> const values = convert(reinterpret_cast<cutlass::Array<Element, 2> const&>(word));
+    return {values[0], values[1]};
   }
 
   static __device__ uint32_t pack(float x, float y) {
@@ -137,12 +142,6 @@ class Exchange {
       if (now - start > wait.timeout_ns) report_fault(wait, peer, 0, 0, unit.number, exchange.signal_, 0);
     }
   };
-
-  static __device__ float2 unpack(uint32_t word) {
-    cutlass::NumericArrayConverter<float, Element, 2> convert;
-    cutlass::Array<float, 2> const values = convert(reinterpret_cast<cutlass::Array<Element, 2> const&>(word));
-    return {values[0], values[1]};
-  }
 
   // This thread's first vector of a group of the partial of `source`, and of the sum, in the slots of rank `at`. The
   // thread's next one lies `Threads` vectors further.

@@ -13,10 +13,7 @@
 //
 // The load warp also waits for each peer's word of this call: it tells unlike calls apart.
 //
-// The sum has the same bits on all ranks. Its state is in device memory, so a replayed CUDA graph needs no more.
-// Consecutive calls use the two halves of the exchange area in turn: to finish a call a rank needs data that each peer
-// sends after it has finished the call before, so when a rank begins a call, all peers are done with the last call but
-// one. That call's readers have emptied the slots.
+// The sum has the same bits on all ranks.
 
 #include <algorithm>
 
@@ -218,7 +215,11 @@ __device__ __forceinline__ void few_rows_finish(Params const& p, typename Cfg::T
   FewRowsPlace<Cfg> const place(tile, part, thread);
   uint32_t const mask = place.mask(first, first + p.exchange.own_rows);
   bool const adds = !two_shot || exchange_owner(unit.number, exchange.world) == exchange.rank;
-  float2 const bias = few_rows_bias<Cfg>(p, place);
+  float2 const row_bias = few_rows_bias<Cfg>(p, place);
+  auto const bias = [row_bias](int word) {
+    float const b = word % 2 == 0 ? row_bias.x : row_bias.y;
+    return float2{b, b};
+  };
   FewRowsWriter<Cfg> const writer(p, place, turned);
   CUTE_NO_UNROLL
   for (int group = 0; group < Transfer::kVectors; group += Group) {
@@ -294,7 +295,7 @@ __device__ void few_rows_compute(Params const& p, typename Cfg::Storage& storage
 
 // The exchange warps, but for ag_gemm: each stands in for the math warps of its number, and of every third from there.
 template <class Cfg, class Params>
-__device__ void few_rows_exchange(Params const& p, typename Cfg::Storage& storage, int parity, Epoch signal, int warp) {
+__device__ void few_rows_exchange(Params const& p, typename Cfg::Storage& storage, ExchangeCall const& call, int warp) {
   uint32_t sent = 0;
   for (FewRowsTiles<Cfg> tile(p); tile.is_valid() && !tile.is_last(); tile.next()) {
     sent += Cfg::kMathThreads / 32;
@@ -302,7 +303,7 @@ __device__ void few_rows_exchange(Params const& p, typename Cfg::Storage& storag
     CUTE_NO_UNROLL
     for (int w = warp; w < Cfg::kMathThreads / 32; w += kExchangeWarps) {
       int const thread = w * 32 + threadIdx.x % 32;
-      typename Cfg::Transfer const transfer(p.exchange, p.num_units(), parity, signal, thread % 128);
+      typename Cfg::Transfer const transfer(p.exchange, p.num_units(), call, thread % 128);
       few_rows_finish<Cfg, 1>(
           p, transfer, tile, thread / 128, thread % 128, false, [](int) { return typename Cfg::Transfer::Vector{}; },
           storage.turned[Cfg::kMathThreads / 32 + warp]);
@@ -316,7 +317,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1) few_rows_kernel(CUTLASS_GRID
   // Rounded up without a cast of the pointer: the compiler has to know that it is shared memory.
   auto& storage =
       *reinterpret_cast<typename Cfg::Storage*>(shared_memory + (-cute::cast_smem_ptr_to_uint(shared_memory) & 1023));
-  int const thread = threadIdx.x, world = p.exchange.world, rank = p.exchange.rank;
+  int const thread = threadIdx.x;
   if (thread == 0) {
     for (int stage = 0; stage < Cfg::kStages; ++stage) {
       cutlass::arch::ClusterTransactionBarrier::init(&storage.full[stage], 1);
@@ -330,28 +331,23 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1) few_rows_kernel(CUTLASS_GRID
   __syncthreads();
   asm volatile("griddepcontrol.wait;" ::: "memory");
 
-  ExchangeWords& local = *p.exchange.words[rank];
-  Epoch const call = load_relaxed_sys(&local.calls) + 1;
-  int const parity = parity_of(call);
-  SignalWait wait = p.exchange.wait;
-  wait.signal = make_signal(call, p.exchange.digest);
+  ExchangeCall const call(p.exchange);
   auto const pushed = [&] {
-    return PushedRows(p.exchange, wait, parity, p.m / world, p.k, p.num_tiles() * Cfg::SplitK);
+    return PushedRows(p.exchange, call.wait(), call.parity(), p.m / p.exchange.world, p.k, p.num_tiles() * Cfg::SplitK);
   };
   if (thread < Cfg::kMathThreads) {
     if constexpr (Cfg::kUnevenRegisters) cutlass::arch::warpgroup_reg_alloc<Cfg::kMathRegisters>();
-    few_rows_compute<Cfg>(p, storage, {p.exchange, p.num_units(), parity, wait.signal, thread % 128}, thread);
+    few_rows_compute<Cfg>(p, storage, {p.exchange, p.num_units(), call, thread % 128}, thread);
   } else {
     if constexpr (Cfg::kUnevenRegisters) cutlass::arch::warpgroup_reg_dealloc<Cfg::kOtherRegisters>();
     int const warp = (thread - Cfg::kMathThreads) / 32, lane = thread % 32;
     if (warp == kExchangeWarps) {
-      bool const is_peer = lane < world && lane != rank;
-      if (blockIdx.x == 0 && is_peer) store_release_sys(&p.exchange.words[lane]->begun[parity][rank], wait.signal);
+      if (blockIdx.x == 0) call.announce(lane);
       if (cute::elect_one_sync()) few_rows_load<Cfg>(p, storage, pushed());
       __syncwarp();
-      if (is_peer) wait_signal(wait, &local.begun[parity][lane], lane, 0, 0, 0);
+      call.compare(lane);
     } else if (p.exchange.form != ExchangeForm::kGather) {
-      few_rows_exchange<Cfg>(p, storage, parity, wait.signal, warp);
+      few_rows_exchange<Cfg>(p, storage, call, warp);
     } else if (warp == kPushWarps) {
       pushed().watch(&storage.slices);
     } else {
@@ -360,10 +356,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1) few_rows_kernel(CUTLASS_GRID
     }
   }
   __syncthreads();
-  if (thread == 0 && atomicAdd(&local.finished, 1u) == gridDim.x - 1) {
-    local.finished = 0;
-    local.calls = call;
-  }
+  if (thread == 0) call.end();
 }
 
 }  // namespace flux

@@ -16,12 +16,14 @@ constexpr int64_t kFewRows = 512;  // up to so many the kernels for many rows le
 // those for many rows a chunk of them.
 inline int64_t few_rows_at_most(Op op) { return op == Op::kAgGemm ? kFewRows : 4 * kFewRows; }
 
-// Bytes of a parity's slots, whatever kernel runs and in what form; 0 if the least are enough. They grow with M.
+// Bytes of a parity's slots, whatever kernel runs and in what form, also after a library GEMM; 0 if the least are
+// enough. They grow with M.
 inline int64_t exchange_bytes_at_most(Problem const& problem) {
-  if (problem.op != Op::kGemmAr || problem.weight_transposed) return 0;
+  if (problem.op != Op::kGemmAr || element_size(problem.dtype) != 2) return 0;
   int64_t const rows = std::min(total_rows(problem), few_rows_at_most(problem.op));
-  int64_t most = 0;
+  int64_t most = all_reduce_slot_bytes(ExchangeForm::kTwoShot, 2 * rows * problem.n, problem.world);
   for (FewRowsRow const& kernel : kFewRowsKernels) {
+    if (problem.weight_transposed) break;  // they don't take it
     int64_t const m = round_up(rows, int64_t{kernel.tile_m});
     most = std::max(most, kernel.slot_bytes(ExchangeForm::kTwoShot, m, problem.n, problem.world));
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "kernels/exchange_choose.hpp"
 #include "kernels/fused_choose.hpp"
 
 namespace flux {
@@ -49,20 +50,30 @@ inline Prediction predict(Problem const& problem) {
   int64_t const matrix = total_rows(problem) * (ag ? problem.k : problem.n) * element_size(problem.dtype);
   int64_t const to_others = matrix * (problem.world - 1) / problem.world;
 
-  Choice const strategy = choose_strategy("auto", "", why_no_kernel(problem), why_sequence_is_faster(problem));
-  if (strategy.strategy == Strategy::kSequential) {
+  auto const sent = [&](ExchangeForm form) {  // one-shot: all partials to all ranks
+    return form == ExchangeForm::kOneShot ? matrix * (problem.world - 1) : ar ? 2 * to_others : to_others;
+  };
+
+  Problem beside_fused = problem;
+  char const* const config = config_beside_fused(problem.op);
+  if (config != nullptr) beside_fused.config = config;
+  bool const decomposed = config != nullptr && why_not_decomposed_on_cuda(beside_fused).empty();
+  Strategy const otherwise = decomposed ? Strategy::kDecomposed : Strategy::kSequential;
+  Choice const strategy =
+      choose_strategy("auto", "", why_no_kernel(problem), why_sequence_is_faster(problem), otherwise);
+  if (strategy.strategy != Strategy::kFused) {
     Problem whole = problem;
     whole.world = 1;
     whole.rows = total_rows(problem);
-    return {"sequential", estimated_us(whole, kKernels[choose_launch(whole).kernel]), ar ? 2 * to_others : to_others};
+    double const us = estimated_us(whole, kKernels[choose_launch(whole).kernel]);
+    if (strategy.strategy == Strategy::kSequential) return {"sequential", us, ar ? 2 * to_others : to_others};
+    std::string const name = "decomposed:" + decomposition_of(beside_fused).name();
+    return {name, us, ar ? sent(all_reduce_form(beside_fused)) : to_others};
   }
   FusedChoice choice;
   find_fused_choice(problem, &choice);
   std::string const name = "fused:" + choice.name(problem.op);
-  if (choice.is_few_rows()) {  // one-shot: all partials to all ranks
-    bool const one_shot = choice.form == ExchangeForm::kOneShot;
-    return {name, 0.0, one_shot ? matrix * (problem.world - 1) : ar ? 2 * to_others : to_others};
-  }
+  if (choice.is_few_rows()) return {name, 0.0, sent(choice.form)};
   LaunchChoice const& many = choice.many_rows;
   KernelRow const& kernel = kKernels[many.kernel];
   if (!ar) return {name, estimated_us(problem, kernel), to_others};

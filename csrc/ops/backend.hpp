@@ -34,6 +34,8 @@ void ag_gemm_decomposed(Problem const& problem, Operands const& operands, Worksp
                         CallInfo const& info);
 void gemm_rs_decomposed(Problem const& problem, Operands const& operands, WorkspaceView const& workspace,
                         CallInfo const& info);
+void gemm_ar_decomposed(Problem const& problem, Operands const& operands, WorkspaceView const& workspace,
+                        CallInfo const& info);
 
 }  // namespace flux::cpu
 
@@ -79,6 +81,7 @@ std::string why_not_decomposed(Problem const& problem);
 WorkspaceNeeds decomposed_needs(Problem const& problem);
 void ag_gemm_decomposed(Problem const& problem, Operands const& operands, Workspace& workspace, CallInfo const& info);
 void gemm_rs_decomposed(Problem const& problem, Operands const& operands, Workspace& workspace, CallInfo const& info);
+void gemm_ar_decomposed(Problem const& problem, Operands const& operands, Workspace& workspace, CallInfo const& info);
 
 }  // namespace flux::cuda
 #endif

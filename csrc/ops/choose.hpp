@@ -63,9 +63,9 @@ struct Choice {
 };
 
 // Each reason is empty unless it holds: the call needs no communication; the backend can't run it fused (or decomposed,
-// where that is asked for); it can, but the plain sequence is faster.
+// where that is asked for); it can, but `otherwise` is faster, which "auto" then runs.
 inline Choice choose_strategy(std::string_view asked, std::string const& why_local, std::string const& why_not,
-                              std::string const& why_fused_is_slower) {
+                              std::string const& why_fused_is_slower, Strategy otherwise) {
   if (!why_local.empty()) return {Strategy::kLocal, why_local};
   if (asked == "sequential") return {Strategy::kSequential, "asked for"};
   if (is_fused(asked) || is_decomposed(asked)) {
@@ -73,9 +73,9 @@ inline Choice choose_strategy(std::string_view asked, std::string const& why_loc
     return {asked_strategy(asked), "asked for"};
   }
   if (!why_not.empty()) {
-    return {Strategy::kSequential, "fused can't run: " + why_not, /*refused=*/false, /*fell_back=*/true};
+    return {otherwise, "fused can't run: " + why_not, /*refused=*/false, otherwise == Strategy::kSequential};
   }
-  if (!why_fused_is_slower.empty()) return {Strategy::kSequential, "faster than fused: " + why_fused_is_slower};
+  if (!why_fused_is_slower.empty()) return {otherwise, "faster than fused: " + why_fused_is_slower};
   return {Strategy::kFused, "the model's choice"};
 }
 

@@ -14,16 +14,22 @@ namespace flux {
 struct ScheduleRow {
   ChunkSchedule schedule;
   Op op;
-  char const* name;
+  char const* text;
   int least;  // chunks worth a try: with fewer nothing overlaps, with more the pieces are small
   int most;
+
+  bool has_chunks() const { return most > 1; }
+  std::string name(int chunks) const { return has_chunks() ? std::string(text) + "/c" + std::to_string(chunks) : text; }
 };
 inline constexpr ScheduleRow kSchedules[] = {
     {ChunkSchedule::kUniformFused1d, Op::kAgGemm, "uniform-fused-1d", 2, 4},
     {ChunkSchedule::kHeteroFused1d, Op::kAgGemm, "hetero-fused-1d", 1, 4},
     {ChunkSchedule::kHeteroUnfused1d, Op::kAgGemm, "hetero-unfused-1d", 1, 4},
     {ChunkSchedule::kUniformFused2d, Op::kAgGemm, "uniform-fused-2d", 2, 4},
+    {ChunkSchedule::kGather, Op::kAgGemm, "gather", 1, 1},
     {ChunkSchedule::kRowChunks, Op::kGemmRs, "chunks", 1, 4},
+    {ChunkSchedule::kOneShot, Op::kGemmAr, "one-shot", 1, 1},
+    {ChunkSchedule::kTwoShot, Op::kGemmAr, "two-shot", 1, 1},
 };
 
 struct Decomposition {
@@ -32,7 +38,7 @@ struct Decomposition {
 
   std::string name() const {
     for (ScheduleRow const& row : kSchedules) {
-      if (row.schedule == schedule) return std::string(row.name) + "/c" + std::to_string(chunks);
+      if (row.schedule == schedule) return row.name(chunks);
     }
     return {};
   }
@@ -41,10 +47,10 @@ struct Decomposition {
 // What name() writes for this op, read back. Returns false if the text is none.
 inline bool parse_decomposition(Op op, std::string const& text, Decomposition* decomposition) {
   for (ScheduleRow const& row : kSchedules) {
-    if (row.op != op || text.rfind(row.name, 0) != 0) continue;
-    for (int chunks = 1; chunks <= kMaxPieces; ++chunks) {
+    if (row.op != op || text.rfind(row.text, 0) != 0) continue;
+    for (int chunks = 1; chunks <= (row.has_chunks() ? kMaxPieces : 1); ++chunks) {
       *decomposition = {row.schedule, chunks};
-      if (decomposition->name() == text) return true;
+      if (row.name(chunks) == text) return true;
     }
   }
   return false;
@@ -65,6 +71,15 @@ inline ChunkSchedule choose_schedule(Problem const& problem) {
   return units > 5 ? ChunkSchedule::kHeteroUnfused1d : ChunkSchedule::kHeteroFused1d;
 }
 
+// In a two-shot all-reduce each byte goes to fewer ranks, but twice, which takes a microsecond or two longer: a
+// one-shot one may send so many bytes more in that time.
+inline ChunkSchedule choose_all_reduce(Problem const& problem) {
+  constexpr int64_t kBytesMeanwhile = 512 << 10;
+  int64_t const bytes = problem.rows * problem.n * element_size(problem.dtype), world = problem.world;
+  int64_t const more = bytes / world * (world - 1) * (world - 2);
+  return more <= kBytesMeanwhile ? ChunkSchedule::kOneShot : ChunkSchedule::kTwoShot;
+}
+
 // The paper cuts a shard into as many chunks as there are ranks: no more, and none too small for a copy engine to run
 // at full speed. Along K there are two: each more reads and writes the sums once more. A GEMM of
 // gemm_rs keeps the copy engine busy while the next one runs: two of them do.
@@ -74,6 +89,7 @@ inline Decomposition choose_decomposition(Problem const& problem) {
     return static_cast<int>(v < least ? least : v > most ? most : v);
   };
   int64_t const size = element_size(problem.dtype);
+  if (problem.op == Op::kGemmAr) return {choose_all_reduce(problem), 1};
   if (problem.op == Op::kGemmRs) {
     return {ChunkSchedule::kRowChunks, clamp(problem.rows * problem.n * size / kFullSpeedBytes, 1, 2)};
   }
@@ -81,6 +97,12 @@ inline Decomposition choose_decomposition(Problem const& problem) {
   if (is_along_k(schedule)) return {schedule, 2};
   int const most = problem.world > kMaxPieces ? kMaxPieces : problem.world;
   return {schedule, clamp(problem.rows * problem.k * size / kFullSpeedBytes, 2, most < 2 ? 2 : most)};
+}
+
+// The configuration by which "auto" runs an op where fused is slower or can't run, if it does so by this strategy:
+// those that exchange their data by a kernel are faster than the plain sequence wherever they can run.
+inline char const* config_beside_fused(Op op) {
+  return op == Op::kAgGemm ? "gather" : op == Op::kGemmAr ? "" : nullptr;
 }
 
 // What the problem names, or the default.
@@ -100,7 +122,6 @@ inline bool sums_in_result(DataType dtype, int num_sums) { return element_size(d
 
 // Why the strategy can't run this problem on any backend, as the end of a sentence; empty if it can.
 inline std::string why_not_decomposed(Problem const& problem) {
-  if (problem.op == Op::kGemmAr) return "gemm_ar has no decomposed form";
   Decomposition named{};
   if (!problem.config.empty() && !parse_decomposition(problem.op, problem.config, &named)) {
     return "there is no configuration '" + problem.config + "' (one is '" + choose_decomposition(problem).name() + "')";
@@ -118,7 +139,7 @@ inline std::vector<std::string> decomposed_candidates(Op op) {
   std::vector<std::string> names;
   for (ScheduleRow const& row : kSchedules) {
     for (int chunks = row.least; row.op == op && chunks <= row.most; chunks *= 2) {
-      names.push_back(Decomposition{row.schedule, chunks}.name());
+      names.push_back(row.name(chunks));
     }
   }
   return names;

@@ -40,6 +40,18 @@ std::string backend_why_fused_is_slower(Problem const& problem, c10::DeviceType 
   return cpu::why_fused_is_slower(problem);
 }
 
+// What "auto" runs where fused is slower, or can't run: decomposed, in the configuration that the problem gets, or the
+// plain sequence.
+Strategy faster_than_fused(Problem& problem, c10::DeviceType device) {
+  char const* const config = config_beside_fused(problem.op);
+  if (config == nullptr || problem.n == 0) return Strategy::kSequential;
+  Problem named = problem;
+  named.config = config;
+  if (!backend_why_not(named, /*decomposed=*/true, device).empty()) return Strategy::kSequential;
+  problem = named;
+  return Strategy::kDecomposed;
+}
+
 std::string config_name(Problem const& problem, Strategy strategy, c10::DeviceType device) {
   if (strategy == Strategy::kDecomposed) return decomposition_of(problem).name();
 #if defined(FLUX_WITH_CUDA)
@@ -55,16 +67,10 @@ std::vector<std::string> backend_candidates(Problem const& problem, c10::DeviceT
   return cpu::candidates(problem);
 }
 
-auto cpu_run(Op op, bool decomposed) {
-  switch (op) {
-    case Op::kAgGemm:
-      return decomposed ? cpu::ag_gemm_decomposed : cpu::ag_gemm;
-    case Op::kGemmRs:
-      return decomposed ? cpu::gemm_rs_decomposed : cpu::gemm_rs;
-    case Op::kGemmAr:
-      break;
-  }
-  return cpu::gemm_ar;
+// The one of three that belongs to the op.
+template <class Function>
+Function of_op(Op op, Function ag_gemm, Function gemm_rs, Function gemm_ar) {
+  return op == Op::kAgGemm ? ag_gemm : op == Op::kGemmRs ? gemm_rs : gemm_ar;
 }
 
 // Why a call needs no communication, or empty.
@@ -103,18 +109,24 @@ std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, A
   Tuned const tuned = agree_on(site, args, problem, local.empty() && args.strategy == "auto");
 
   std::string why_not;
+  Problem beside_fused = problem;
+  Strategy otherwise = Strategy::kSequential;
   if (local.empty() && args.strategy != "sequential") {
     why_not =
         problem.n == 0 ? "the product is empty" : backend_why_not(problem, is_decomposed(args.strategy), device.type());
+    if (args.strategy == "auto") otherwise = faster_than_fused(beside_fused, device.type());
     DeviceState& on_device = state.on(device.type());
-    if (why_not.empty() && !on_device.connection_known) {
+    bool const exchanges = why_not.empty() || needs_workspace(otherwise);
+    if (exchanges && !on_device.connection_known) {
       on_device.why_not_connected = hooks().why_not_connected(site, device);
       on_device.connection_known = true;
     }
     if (why_not.empty()) why_not = on_device.why_not_connected;
+    if (!on_device.why_not_connected.empty()) otherwise = Strategy::kSequential;
   }
   std::string const slower = backend_why_fused_is_slower(problem, device.type());
-  plan->choice = choose_strategy(args.strategy, local, why_not, slower);
+  plan->choice = choose_strategy(args.strategy, local, why_not, slower, otherwise);
+  if (args.strategy == "auto" && plan->choice.strategy == Strategy::kDecomposed) plan->problem = beside_fused;
   plan->chosen_by = !local.empty()            ? ChosenBy::kNoCommunication
                     : args.strategy != "auto" ? ChosenBy::kCaller
                     : plan->choice.fell_back  ? ChosenBy::kFallback
@@ -226,8 +238,10 @@ std::vector<std::string> candidates(Problem const& problem, c10::DeviceType devi
   if (backend_why_not(problem, /*decomposed=*/false, device).empty()) {
     for (std::string const& config : backend_candidates(problem, device)) choices.push_back("fused:" + config);
   }
-  if (backend_why_not(problem, /*decomposed=*/true, device).empty()) {
-    for (std::string const& config : decomposed_candidates(problem.op)) choices.push_back("decomposed:" + config);
+  for (std::string const& config : decomposed_candidates(problem.op)) {
+    Problem named = problem;
+    named.config = config;
+    if (backend_why_not(named, /*decomposed=*/true, device).empty()) choices.push_back("decomposed:" + config);
   }
   return choices;
 }
@@ -239,10 +253,12 @@ bool suits(Problem const& problem, std::string const& choice, int64_t measured_m
 
 std::string model_choice(Problem const& problem, c10::DeviceType device) {
   std::string const why_not = backend_why_not(problem, /*decomposed=*/false, device);
-  Choice const choice =
-      choose_strategy("auto", /*why_local=*/"", why_not, backend_why_fused_is_slower(problem, device));
-  if (choice.strategy == Strategy::kSequential) return "sequential";
-  return "fused:" + config_name(problem, Strategy::kFused, device);
+  Problem beside_fused = problem;
+  Choice const choice = choose_strategy("auto", /*why_local=*/"", why_not, backend_why_fused_is_slower(problem, device),
+                                        faster_than_fused(beside_fused, device));
+  Problem const& chosen = choice.strategy == Strategy::kFused ? problem : beside_fused;
+  std::string const name = strategy_name(choice.strategy);
+  return needs_workspace(choice.strategy) ? name + ":" + config_name(chosen, choice.strategy, device) : name;
 }
 
 std::string config_names(c10::DeviceType device) {
@@ -290,18 +306,20 @@ void run_overlapped(Call& call, Arguments const& args, at::Tensor const& y, at::
   try {
 #if defined(FLUX_WITH_CUDA)
     if (args.x.is_cuda()) {
-      bool const gathers = args.op == Op::kAgGemm;
       if (decomposed) {
-        auto const run = gathers ? cuda::ag_gemm_decomposed : cuda::gemm_rs_decomposed;
+        auto* const run = of_op(args.op, cuda::ag_gemm_decomposed, cuda::gemm_rs_decomposed, cuda::gemm_ar_decomposed);
         run(call.problem(), prepared.operands, *on_device.cuda, info);
       } else {
-        auto const run = gathers ? cuda::ag_gemm : args.op == Op::kGemmRs ? cuda::gemm_rs : cuda::gemm_ar;
+        auto* const run = of_op(args.op, cuda::ag_gemm, cuda::gemm_rs, cuda::gemm_ar);
         run(call.problem(), *call.plan->launch, prepared.operands, *on_device.cuda, info);
       }
       return;
     }
 #endif
-    cpu_run(args.op, decomposed)(call.problem(), prepared.operands, *on_device.view, info);
+    auto* const run = decomposed
+                          ? of_op(args.op, cpu::ag_gemm_decomposed, cpu::gemm_rs_decomposed, cpu::gemm_ar_decomposed)
+                          : of_op(args.op, cpu::ag_gemm, cpu::gemm_rs, cpu::gemm_ar);
+    run(call.problem(), prepared.operands, *on_device.view, info);
   } catch (c10::DistBackendError const& e) {
     call.state->broken = e.what_without_backtrace();
     std::string const more = hooks().explain_timeout(call.site);

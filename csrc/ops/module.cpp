@@ -131,7 +131,7 @@ void add_module_functions(py::module_& m) {
   m.def("workspace_needs", [](std::string const& op, std::string const& device_type, int world, int64_t m, int64_t n,
                               int64_t k, std::string const& dtype) {
     Problem const problem = make_problem(op, world, m, n, k, dtype, /*transposed=*/false);
-    // The decomposed strategy needs no more than the fused one, whose tiles are padded.
+    // The decomposed strategy needs no more than the fused one.
     WorkspaceNeeds const needs = workspace_needs(problem, Strategy::kFused, make_device(device_type, 0).type());
     return NeedsTuple{needs.region_bytes, needs.send_bytes, needs.exchange_bytes};
   });
@@ -211,8 +211,9 @@ void add_module_functions(py::module_& m) {
       "CPU: (chunk, piece, microseconds until its data had arrived, until it was computed) of the last fused call.");
   // For tests of the pure choice: (strategy, reason, refused, fell_back).
   m.def("choose_strategy", [](std::string const& asked, std::string const& why_local, std::string const& why_not,
-                              std::string const& why_slower) {
-    Choice const c = choose_strategy(asked, why_local, why_not, why_slower);
+                              std::string const& why_slower, bool or_decomposed) {
+    Strategy const otherwise = or_decomposed ? Strategy::kDecomposed : Strategy::kSequential;
+    Choice const c = choose_strategy(asked, why_local, why_not, why_slower, otherwise);
     return py::make_tuple(strategy_name(c.strategy), c.reason, c.refused, c.fell_back);
   });
 }

@@ -12,6 +12,7 @@
 //     uniform-fused-2d    the same, each over all rows and half of K
 //     hetero-fused-1d     [1a 1b] [0a] [2a 3a] [0b] [2b 3b]
 //     hetero-unfused-1d   [1a 1b] [0a] [3a] [2a] [0b] [3b] [2b]
+//     gather              [0 1 2 3]: not of the paper; on GPUs SMs move the chunks, for few rows
 //
 // A GEMM over several sources is a batched one with a fixed stride from rank to rank, of the operand and of y: nothing
 // is gathered or scattered besides. A gap at the own rank cuts it in two; each part waits for its own sources only.
@@ -31,11 +32,14 @@ enum class ChunkSchedule : int {
   kHeteroFused1d,
   kHeteroUnfused1d,
   kUniformFused2d,
+  kGather,     // ag_gemm: uniform, fused, of one chunk that a kernel moves
   kRowChunks,  // gemm_rs
+  kOneShot,    // gemm_ar: the forms of the all-reduce after the GEMM
+  kTwoShot,
 };
 
 constexpr bool is_uniform(ChunkSchedule s) {
-  return s == ChunkSchedule::kUniformFused1d || s == ChunkSchedule::kUniformFused2d;
+  return s == ChunkSchedule::kUniformFused1d || s == ChunkSchedule::kUniformFused2d || s == ChunkSchedule::kGather;
 }
 constexpr bool is_along_k(ChunkSchedule s) { return s == ChunkSchedule::kUniformFused2d; }
 

@@ -1,7 +1,8 @@
 #pragma once
-// The exchange area, through which the kernels for few rows send their tiles. A unit is what one group of threads
-// holds of the product, 64 columns of y. Every rank has slots for partials, each of [vector][thread]: the vectors of
-// one thread's words. A vector of all threads together is a block of 16 rows of y.
+// The exchange area, through which the kernels for few rows send their tiles, and an all-reduce after a library GEMM
+// what it adds up. A unit is what one group of threads holds of the product: 64 columns of y of a tile. Every rank has
+// slots for partials, each of [vector][thread]: the vectors of one thread's words. A vector of all threads together is
+// a block of 16 rows of y.
 //
 //   one-shot   each rank stores its partial of every unit into its slot at every peer, and adds up what it receives
 //   two-shot   each rank stores its partial into its slot at the unit's owner; the owner adds up, and stores the sum
@@ -71,6 +72,17 @@ FLUX_HD int scatter_vectors(int rows) { return (rows + 30) / 16; }
 // The place, at their owner, of the partial of the block `vector`, counted through all rows of y.
 FLUX_HD int64_t scatter_place(int columns, int source, int world, int vector, int owner, int rows) {
   return (int64_t{columns} * world + source) * scatter_vectors(rows) + vector - owner * rows / 16;
+}
+
+// An all-reduce after a library GEMM: a unit is so many bytes of y, one after the other, as vectors of 16 bytes, a few
+// for each thread of a block.
+constexpr int kAllReduceThreads = 256;
+constexpr int kAllReduceVectors = 4;
+constexpr int64_t kAllReduceUnitBytes = int64_t{kAllReduceThreads} * kAllReduceVectors * 16;
+
+// Slots of one parity for `bytes` of y.
+FLUX_HD int64_t all_reduce_slot_bytes(ExchangeForm form, int64_t bytes, int world) {
+  return exchange_slots(form, ceil_div(bytes, kAllReduceUnitBytes), world) * kAllReduceUnitBytes;
 }
 
 // Columns of a slice of a shard of `rows` rows: slices as large as that a signal costs little. A tile of K lies in one.

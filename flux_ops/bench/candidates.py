@@ -39,6 +39,12 @@ def make(name, op, operands, group=None):
     return make_call(name, op, operands, group)
 
 
+def explored(text):
+    """The candidates of --explore: configurations of `fused` by their names alone, of `decomposed` in full."""
+    names = filter(None, text.split(","))
+    return [name if name.partition(":")[0] == DECOMPOSED else f"{FUSED}:{name}" for name in names]
+
+
 def is_ours(name):
     """Whether flux_ops runs it with a workspace, so that last_dispatch() tells what ran."""
     return name.partition(":")[0] in (FUSED, DECOMPOSED, AUTO)

@@ -8,7 +8,7 @@ python -m flux_ops bench --study swizzle          one knob varied on the kernel 
                                                   tile order; `transfer`: push and pull; `chunks`: pieces of a shard;
                                                   `schedule`: those of `decomposed` against fused and sequential
 python -m flux_ops bench --study rows             `auto` at every small number of rows M, and around each power of two;
-                                                  --modes eager: beside what PyTorch has, too
+                                                  --modes eager: beside what PyTorch has, too (and --explore)
 torchrun --nproc-per-node 4 -m flux_ops bench     ranks started by torchrun
 
 Each candidate is checked against the plain sequence on random data before it is timed. One that fails or is not
@@ -26,7 +26,7 @@ import torch
 
 from flux_ops import launch
 from flux_ops.bench import report, rows, studies
-from flux_ops.bench.candidates import AUTO, DECOMPOSED, FUSED, OPS, RIVALS
+from flux_ops.bench.candidates import AUTO, FUSED, OPS, RIVALS, explored
 from flux_ops.bench.harness import Contest, Run
 from flux_ops.tuner.measure import GEMM, SEQUENTIAL
 from flux_ops.tuner.shapes import Shape, read_lists
@@ -124,9 +124,7 @@ def _ops_of(list_name):
 
 class Benchmark(Contest):
     def __init__(self, args):
-        self.explored = [
-            c if c.partition(":")[0] == DECOMPOSED else f"{FUSED}:{c}" for c in filter(None, args.explore.split(","))
-        ]
+        self.explored = explored(args.explore)
         self.without = args.without.split(",")
 
     def names(self, op, product):

@@ -7,7 +7,7 @@ much more than one row is worth.
 import dataclasses
 
 from flux_ops.bench import report
-from flux_ops.bench.candidates import AUTO, RIVALS
+from flux_ops.bench.candidates import AUTO, RIVALS, explored
 from flux_ops.bench.harness import Contest
 from flux_ops.tuner.measure import GEMM, SEQUENTIAL
 from flux_ops.tuner.tables import aligned
@@ -20,9 +20,10 @@ MOST_RATIO, MOST_STEP = 1.02, 1.3
 class Rows(Contest):
     def __init__(self, place, args, todo):
         self.rivals = "eager" in args.modes  # the replays of some do not end
+        self.explored = explored(args.explore)
 
     def names(self, op, product):
-        return [GEMM, SEQUENTIAL, *(RIVALS[op] if self.rivals else ()), AUTO]
+        return [GEMM, SEQUENTIAL, *(RIVALS[op] if self.rivals else ()), *self.explored, AUTO]
 
 
 def parse(text):

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import flux_ops
 from flux_ops.nn import ColumnParallelLinear, RowParallelLinear
-from tests.cases.base import BF16, FP32, FP64, OPS, Case, make, strategies_of
+from tests.cases.base import BF16, FP32, FP64, OPS, STRATEGIES, Case, make
 from tests.cases.layers import Calls
 from tests.cases.parallel_styles import (
     HIDDEN,
@@ -47,7 +47,7 @@ def operators(ctx):
         wants = [want.detach(), *torch.autograd.grad(want, whole, grad)]
         leaves = [t.detach().to(d).requires_grad_() for t, d in zip(whole, (x_dtype, dtype, dtype), strict=True)]
         result = FP64 if dtype == FP64 else BF16
-        for strategy in ("auto", *strategies_of(op)):
+        for strategy in ("auto", *STRATEGIES):
             if strategy not in ("auto", "sequential") and ctx.is_cuda and result == FP64:
                 continue
             with torch.autocast(ctx.device.type, BF16):

@@ -9,7 +9,7 @@ from tests.harness.compare import first_difference
 from tests.harness.data import Case, Operands, poison
 
 OPS = ("ag_gemm", "gemm_rs", "gemm_ar")
-DECOMPOSED_OPS = ("ag_gemm", "gemm_rs")
+STRATEGIES = ("fused", "decomposed", "sequential")
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 REFUSALS = (TypeError, ValueError, NotImplementedError)
 
@@ -20,6 +20,7 @@ __all__ = [
     "FP64",
     "OPS",
     "REFUSALS",
+    "STRATEGIES",
     "Case",
     "Operands",
     "call",
@@ -33,13 +34,7 @@ __all__ = [
 _forced: dict[str, str] = {}  # on a rank: what the op runs in place of "fused" and "auto"
 
 
-def strategies_of(op, *names):
-    """Of these names, or of all, those that the op has."""
-    names = names or ("fused", "decomposed", "sequential")
-    return tuple(name for name in names if name != "decomposed" or op in DECOMPOSED_OPS)
-
-
-WITH_STRATEGY = [(op, strategy) for op in OPS for strategy in strategies_of(op)]
+WITH_STRATEGY = [(op, strategy) for op in OPS for strategy in STRATEGIES]
 
 
 def force(ctx, strategy):

@@ -44,6 +44,7 @@ def capture(fn, pool=None):
 
 
 SIZES = ((8, 256, 512), (0, 1024, MAX_K), (200, 520, 1032))  # 0: as many rows as the group has
+FEW_ROWS = ((8, 256, 512), (200, 520, 1032), (500, 1024, MAX_K))  # of x fit into 8 MiB at four ranks
 
 
 def replays(ctx, op, slow_s, strategy="fused", sizes=SIZES, rows_between=0):
@@ -91,7 +92,7 @@ def replays_in_pieces(ctx, slow_s):
 def back_to_back(ctx, replays_, slow_s, strategies=("fused",)):
     """A graph of a small stack of layers, replayed without a pause while one rank in turn is late.
 
-    The layers take the strategies in turn; a gemm_ar, which is never decomposed, ends the stack.
+    The layers take the strategies in turn; a gemm_ar with the last of them ends the stack.
     """
     findings = Findings()
     group = prepared_group(ctx)
@@ -107,8 +108,7 @@ def back_to_back(ctx, replays_, slow_s, strategies=("fused",)):
             strategy = strategies[i % len(strategies)]
             h = F.relu(flux_ops.ag_gemm(h, up, group=group, strategy=strategy)).clamp(max=1)
             h = flux_ops.gemm_rs(h, down, group=group, strategy=strategy).clamp(-1, 1)
-        whole = "sequential" if strategies == ("sequential",) else "fused"
-        return flux_ops.gemm_ar(h, head, group=group, strategy=whole)
+        return flux_ops.gemm_ar(h, head, group=group, strategy=strategies[-1])
 
     layers(*strategies)
     graph, y = capture(lambda: layers(*strategies))
@@ -239,9 +239,13 @@ CONFIGURATIONS = (
     ("ag_gemm", "decomposed:hetero-unfused-1d/c4"),
     ("ag_gemm", "decomposed:uniform-fused-2d/c2"),
     ("ag_gemm", "decomposed:uniform-fused-2d/c4"),
+    ("ag_gemm", "decomposed:gather"),
     ("gemm_rs", "decomposed"),
     ("gemm_rs", "decomposed:chunks/c1"),
     ("gemm_rs", "decomposed:chunks/c4"),
+    ("gemm_ar", "decomposed"),
+    ("gemm_ar", "decomposed:one-shot"),
+    ("gemm_ar", "decomposed:two-shot"),
 )
 
 
@@ -250,7 +254,8 @@ class DecomposedGraphCases:
 
     @pytest.mark.parametrize("op, strategy", CONFIGURATIONS)
     def test_replay_with_a_slow_rank(self, ranks, op, strategy, record_property):
-        record_property("cells", ranks.run(replays, op, self.slow_s, strategy)[0])
+        sizes = FEW_ROWS if strategy.endswith(":gather") else SIZES
+        record_property("cells", ranks.run(replays, op, self.slow_s, strategy, sizes)[0])
 
     @pytest.mark.parametrize("strategies", (("decomposed",), ("fused", "decomposed")), ids=("alone", "mixed"))
     def test_layers_back_to_back(self, ranks, strategies, record_property):

@@ -203,7 +203,7 @@ Problem problem_of(Op op, int world, int64_t rows, int64_t n, int64_t k, std::st
 
 template <class Visit>
 void for_problems(Visit visit) {
-  for (Op op : {Op::kAgGemm, Op::kGemmRs}) {
+  for (Op op : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
     for (int world : {2, 3, 4, 8, 16}) {
       for (int64_t rows : {1, 8, 129, 1000, 4096, 65536}) {
         for (int64_t n : {1, 64, 5504, 49152}) {
@@ -222,7 +222,7 @@ void names_are_read_back() {
     CHECK(parse_decomposition(p.op, choice.name(), &read), "%s", choice.name().c_str());
     CHECK(read.schedule == choice.schedule && read.chunks == choice.chunks, "%s", choice.name().c_str());
   });
-  for (Op op : {Op::kAgGemm, Op::kGemmRs}) {
+  for (Op op : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
     for (std::string const& name : decomposed_candidates(op)) {
       Problem const p = problem_of(op, 4, 512, 512, 512, name);
       CHECK(why_not_decomposed(p).empty() && decomposition_of(p).name() == name, "%s", name.c_str());
@@ -231,14 +231,15 @@ void names_are_read_back() {
 }
 
 void other_names_are_refused() {
-  for (Op op : {Op::kAgGemm, Op::kGemmRs}) {
+  for (Op op : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
     for (char const* name : {"c2", "chunks", "chunks/c0", "chunks/c17", "chunks/c02", "chunks/c2 ",
-                             "hetero-fused-2d/c2", "uniform-fused-1d/2", "/c2", "auto"}) {
+                             "hetero-fused-2d/c2", "uniform-fused-1d/2", "/c2", "auto", "one-shot/c1", "two-shots"}) {
       CHECK(!why_not_decomposed(problem_of(op, 4, 512, 512, 512, name)).empty(), "'%s' was taken", name);
     }
   }
   CHECK(!why_not_decomposed(problem_of(Op::kAgGemm, 4, 512, 512, 512, "chunks/c2")).empty(), "a name of gemm_rs");
   CHECK(!why_not_decomposed(problem_of(Op::kGemmRs, 4, 512, 512, 512, "hetero-fused-1d/c2")).empty(), "of ag_gemm");
+  CHECK(!why_not_decomposed(problem_of(Op::kGemmRs, 4, 512, 512, 512, "two-shot")).empty(), "of gemm_ar");
 }
 
 void ranks_choose_alike() {
@@ -257,6 +258,15 @@ void the_heuristic_is_that_of_the_paper() {
   CHECK(chosen(4, 512, 512, 1024) == ChunkSchedule::kUniformFused1d, "little to do");
   CHECK(chosen(4, 2048, 2752, 4096) == ChunkSchedule::kHeteroFused1d, "more");
   CHECK(chosen(4, 4096, 12288, 12288) == ChunkSchedule::kHeteroUnfused1d, "much");
+}
+
+void what_is_large_is_reduced_in_two_shots() {
+  auto const chosen = [](int world, int64_t rows) {
+    return choose_decomposition(problem_of(Op::kGemmAr, world, rows, 8192, 4096)).schedule;
+  };
+  CHECK(chosen(2, 2048) == ChunkSchedule::kOneShot, "two ranks send as much in one");
+  CHECK(chosen(4, 16) == ChunkSchedule::kOneShot && chosen(4, 64) == ChunkSchedule::kTwoShot, "four ranks");
+  CHECK(chosen(8, 4) == ChunkSchedule::kOneShot && chosen(8, 16) == ChunkSchedule::kTwoShot, "eight ranks");
 }
 
 void huge_extents_are_refused() {
@@ -291,6 +301,7 @@ int main(int argc, char** argv) {
       TEST(other_names_are_refused),
       TEST(ranks_choose_alike),
       TEST(the_heuristic_is_that_of_the_paper),
+      TEST(what_is_large_is_reduced_in_two_shots),
       TEST(huge_extents_are_refused),
       TEST(sums_of_16_bits_are_wide),
   };

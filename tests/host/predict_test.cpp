@@ -53,6 +53,43 @@ void predictions_of_few_rows_tell_the_forms_apart() {
   CHECK(scattered.sent_bytes == 7 * 8 * 8192 * 2, "%ld bytes", long(scattered.sent_bytes));
 }
 
+void a_gemm_ar_that_is_not_fused_is_decomposed() {
+  Prediction const two = predict(problem_of(Op::kGemmAr, 2, 640, 8192, 14336));
+  CHECK(two.choice == "decomposed:one-shot" && two.product_us > 0, "%s", two.choice.c_str());
+  CHECK(two.sent_bytes == 640 * 8192 * 2, "%ld bytes", long(two.sent_bytes));
+  Prediction const four = predict(problem_of(Op::kGemmAr, 4, 640, 8192, 7168));
+  CHECK(four.choice == "decomposed:two-shot", "%s", four.choice.c_str());
+  CHECK(four.sent_bytes == 2 * 3 * 160 * 8192 * 2, "%ld bytes", long(four.sent_bytes));
+  for (int64_t n : {8191, 8196}) {
+    std::string const odd = predict(problem_of(Op::kGemmAr, 2, 640, n, 14336)).choice;
+    CHECK(odd == "sequential", "N = %ld: %s", long(n), odd.c_str());
+  }
+}
+
+// What the all-reduce takes lies in the slots that are allocated for it, and for every larger product.
+void slots_hold_what_is_reduced() {
+  for (int world : {2, 3, 4, 8, 16}) {
+    for (int64_t n : {8, 264, 4096, 14784}) {
+      for (int64_t m = 1; m < 5000; m += 1 + m / 20) {
+        Problem p = problem_of(Op::kGemmAr, world, m, n, 4096);
+        CHECK(m > 2048 || why_no_all_reduce(p).empty(), "M %ld, N %ld, %d ranks", long(m), long(n), world);
+        for (char const* form : {"one-shot", "two-shot"}) {
+          p.config = form;
+          if (!why_no_all_reduce(p).empty()) continue;
+          int64_t const bytes = all_reduce_slot_bytes(all_reduce_form(p), 2 * m * n, world);
+          CHECK(bytes <= std::max(exchange_bytes_at_most(p), kExchangeBytes), "%s of M %ld, N %ld, %d ranks", form,
+                long(m), long(n), world);
+        }
+      }
+    }
+  }
+  Problem wide = problem_of(Op::kGemmAr, 4, 4096, 8192, 4096);
+  CHECK(why_no_all_reduce(wide).find("exchange area") != std::string::npos, "%s", why_no_all_reduce(wide).c_str());
+  wide.rows = 512;
+  wide.dtype = DataType::kFloat32;
+  CHECK(why_no_all_reduce(wide).find("fp16") != std::string::npos, "%s", why_no_all_reduce(wide).c_str());
+}
+
 }  // namespace
 
 // --why-not OP WORLD M N K DTYPE LAYOUT CONFIG: prints why "fused:CONFIG" can't run the product; nothing if it can.
@@ -79,6 +116,8 @@ std::vector<Test> predict_tests() {
       TEST(predictions_are_those_of_the_model),
       TEST(predictions_of_what_is_not_fused),
       TEST(predictions_of_few_rows_tell_the_forms_apart),
+      TEST(a_gemm_ar_that_is_not_fused_is_decomposed),
+      TEST(slots_hold_what_is_reduced),
   };
 }
 

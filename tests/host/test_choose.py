@@ -31,6 +31,8 @@ TESTS = [
     "predictions_are_those_of_the_model",
     "predictions_of_what_is_not_fused",
     "predictions_of_few_rows_tell_the_forms_apart",
+    "a_gemm_ar_that_is_not_fused_is_decomposed",
+    "slots_hold_what_is_reduced",
     "few_rows_are_left_to_the_sequence",
     "half_empty_tiles_are_left_to_the_sequence",
     "short_products_are_left_to_the_sequence",

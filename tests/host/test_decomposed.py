@@ -17,6 +17,7 @@ TESTS = [
     "other_names_are_refused",
     "ranks_choose_alike",
     "the_heuristic_is_that_of_the_paper",
+    "what_is_large_is_reduced_in_two_shots",
     "huge_extents_are_refused",
     "sums_of_16_bits_are_wide",
 ]

@@ -13,9 +13,32 @@ import pytest
 CALLS = 4
 
 
+GROUPS = 2  # of the units of an all-reduce, one behind the other
+
+
+def steps_of_all_reduce(rank, world, call):
+    """That of csrc/kernels/all_reduce.cu, two-shot, in one block: units in groups of one for each owner; while those of
+    a group are added up, the next one's partials are on their way, and the sums of the one before.
+    """
+    steps = []
+    for turn in range(GROUPS + 2):
+        send, reduce, receive = (range((turn - i) * world, (turn - i + 1) * world) for i in range(3))
+        if turn < GROUPS:
+            steps += [("store", unit % world, ("partial", unit, rank), call) for unit in send if unit % world != rank]
+        if 0 <= turn - 1 < GROUPS:
+            own = next(unit for unit in reduce if unit % world == rank)
+            steps += [("read", rank, ("partial", own, source), call) for source in range(world) if source != rank]
+            steps += [("store", (rank + i) % world, ("sum", own), call) for i in range(1, world)]
+        if 0 <= turn - 2 < GROUPS:
+            steps += [("read", rank, ("sum", unit), call) for unit in receive if unit % world != rank]
+    return steps
+
+
 def steps_of(form, rank, world, owner, call):
     """(kind, rank whose slot it is, source of the slot, call) in program order."""
     peers = [(rank + i) % world for i in range(1, world)]
+    if form == "all-reduce":
+        return steps_of_all_reduce(rank, world, call)
     if form != "two-shot":
         stores = [("store", peer, rank, call) for peer in [*peers, rank]]
         looks = [("look", rank, source, call) for source in range(world) if form == "gather"]
@@ -75,7 +98,15 @@ OWNERS = {"same owner": lambda call: 0, "owners in turn": lambda call: call % 2}
 @pytest.mark.parametrize("world", (2, 3))
 @pytest.mark.parametrize(
     "forms",
-    (("one-shot",), ("two-shot",), ("gather",), ("one-shot", "gather", "two-shot"), ("gather", "gather", "two-shot")),
+    (
+        ("one-shot",),
+        ("two-shot",),
+        ("gather",),
+        ("one-shot", "gather", "two-shot"),
+        ("gather", "gather", "two-shot"),
+        ("all-reduce",),
+        ("all-reduce", "two-shot", "gather"),
+    ),
     ids="-".join,
 )
 @pytest.mark.parametrize("owner", OWNERS)
@@ -88,6 +119,6 @@ def test_one_half_is_not(form):
     assert "over call" in failure((form,), 2, parities=1)
 
 
-@pytest.mark.parametrize("form", ("one-shot", "two-shot"))
+@pytest.mark.parametrize("form", ("one-shot", "two-shot", "all-reduce"))
 def test_readers_have_to_empty_the_slots(form):
     assert "reads call" in failure((form,), 2, empties=False)

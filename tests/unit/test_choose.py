@@ -8,8 +8,8 @@ _choose = getattr(extension.module, "choose_strategy", None)
 pytestmark = pytest.mark.skipif(_choose is None, reason=f"no compiled part: {extension.why_not_loaded}")
 
 
-def choose(asked, why_local, why_not, why_fused_is_slower=""):
-    return _choose(asked, why_local, why_not, why_fused_is_slower)
+def choose(asked, why_local, why_not, why_fused_is_slower="", *, or_decomposed=False):
+    return _choose(asked, why_local, why_not, why_fused_is_slower, or_decomposed)
 
 
 def test_auto_takes_fused_where_it_can_run():
@@ -28,6 +28,16 @@ def test_auto_takes_the_faster_without_a_warning():
     assert (strategy, refused, fell_back) == ("sequential", False, False)
     assert "few rows" in reason
     assert choose("fused", "", "", "few rows") == ("fused", "asked for", False, False)
+
+
+def test_auto_takes_decomposed_instead_where_that_can_run():
+    strategy, reason, refused, fell_back = choose("auto", "", "", "few rows", or_decomposed=True)
+    assert (strategy, refused, fell_back) == ("decomposed", False, False)
+    assert "few rows" in reason
+    strategy, reason, refused, fell_back = choose("auto", "", "no tensor core", or_decomposed=True)
+    assert (strategy, refused, fell_back) == ("decomposed", False, False)
+    assert "no tensor core" in reason
+    assert choose("auto", "", "", or_decomposed=True)[0] == "fused"
 
 
 @pytest.mark.parametrize("asked", ("fused", "fused:c128x256_2x1/n2/p2", "decomposed", "decomposed:chunks/c2"))
@@ -49,10 +59,10 @@ def test_nothing_to_communicate_comes_first(asked):
     assert (strategy, reason, refused) == ("local", "the group has one rank", False)
 
 
-@pytest.mark.parametrize("op, count", (("ag_gemm", 10), ("gemm_rs", 3), ("gemm_ar", 0)))
+@pytest.mark.parametrize("op, count", (("ag_gemm", 11), ("gemm_rs", 3), ("gemm_ar", 2)))
 def test_candidates_of_decomposed_are_named(op, count):
     names = extension.module.decomposed_candidates(op)
     assert len(set(names)) == len(names) == count
-    assert all("/c" in name for name in names)
+    assert all("/c" in name or name in ("gather", "one-shot", "two-shot") for name in names)
     with pytest.raises(ValueError, match="ag_gemm"):
         extension.module.decomposed_candidates("warp9")

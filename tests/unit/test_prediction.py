@@ -78,6 +78,7 @@ def test_without_the_compiled_part(capsys, monkeypatch):
         ("fused:a", 3.0, "link"),
         ("fused:a", None, "-"),
         ("sequential", 5.0, "both, in turn"),
+        ("decomposed:two-shot", 3.0, "both, in turn"),
     ),
 )
 def test_bound(choice, product_us, by):
