@@ -54,7 +54,7 @@ std::string why_not_fused(Problem const& problem) {
   return why_not.empty() ? why_no_kernel(problem) : why_not;
 }
 
-std::string why_fused_is_slower(Problem const& problem) { return why_sequence_is_faster(problem); }
+std::string why_fused_is_slower(Problem const& problem) { return why_fused_does_not_pay(problem); }
 
 std::string config_name(Problem const& problem) { return fused_choice(problem).name(problem.op); }
 

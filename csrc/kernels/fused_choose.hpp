@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/candidates.hpp"
+#include "kernels/exchange_choose.hpp"
 #include "kernels/few_rows_choose.hpp"
 #include "schedule/ar_schedule.hpp"
 
@@ -225,20 +226,17 @@ inline int choose_sections(Problem const& problem) {
   return 1;
 }
 
-// Why the plain sequence, or for a gemm_ar the kernels for many rows, are faster than a kernel for few rows, or empty
-// (of the other ops, see few_rows_come_first); measured at TP = 2 (bench --study rows), `keeps_up` at TP = 4.
+// Why what runs beside fused, or for a gemm_ar the kernels for many rows, are faster than a kernel for few rows, or
+// empty (of the other ops, see few_rows_come_first); measured at TP = 2 (bench --study rows), `at_once` at TP = 4.
 inline std::string why_few_rows_are_slower(Problem const& problem, int kernel) {
   int64_t const m = total_rows(problem);
   std::string const m_is = "M is " + std::to_string(m);
-  constexpr int64_t kGatheredAtOnce = 128;
-  constexpr double kLeastMacs = 5e9;
-  bool const gathers_between_two = problem.op == Op::kAgGemm && problem.world == 2 && m > kGatheredAtOnce;
-  if (gathers_between_two && double(m) * double(problem.n) * double(problem.k) < kLeastMacs) {
-    return m_is +
-           ": NCCL gathers so many rows between two ranks sooner than SMs push them, and the product is too small";
-  }
-  if (m <= kFewRowsFirst) return {};
   FewRowsRow const& row = kFewRowsKernels[kernel];
+  constexpr int64_t kUseMatters = 128;  // from here on, of a gemm_ar, whose exchange takes as long after a library GEMM
+  if (m <= kFewRowsFirst) {
+    if (problem.op != Op::kGemmAr || m <= kUseMatters || few_rows_use(problem, row) > 0.65) return {};
+    return m_is + ", which leaves SMs without a tile of the kernels for few rows";
+  }
   // If all tiles run at once, a gemm_rs takes as long as one of them.
   bool const at_once = row.runs_at_once(m, problem.n);
   bool const reduces_at_once = problem.op == Op::kGemmRs && at_once, few = m <= kFewRows;
@@ -337,8 +335,19 @@ inline bool suits(Problem const& problem, std::string const& config, int64_t mea
   return as_full && ceil_div(m, tile_m) == ceil_div(measured_m, tile_m);
 }
 
-// Why the plain sequence is faster than the first candidate, or empty.
-inline std::string why_sequence_is_faster(Problem const& problem) {
+// Why a gather of x by one kernel and a library GEMM are faster than all kernels of an ag_gemm, or empty: those for few
+// rows fill their tiles badly and those for many rows not at all. Measured at TP = 2 (bench --study rows).
+inline std::string why_gather_is_faster(Problem const& problem) {
+  constexpr int64_t kOverlaps = 64;  // up to so many rows the weight takes longer to stream than they take to gather
+  int64_t const m = total_rows(problem);
+  if (problem.op != Op::kAgGemm || m <= kOverlaps || m > kFewRows || !why_no_all_gather(problem).empty()) return {};
+  return "M is " + std::to_string(m) + ": from " + std::to_string(kOverlaps) + " to " + std::to_string(kFewRows) +
+         " rows are gathered first, as a library GEMM gains more than that takes";
+}
+
+// Why what runs beside fused is faster than the first candidate, or empty.
+inline std::string why_fused_does_not_pay(Problem const& problem) {
+  if (std::string const faster = why_gather_is_faster(problem); !faster.empty()) return faster;
   std::vector<FusedChoice> const candidates = fused_candidates(problem);
   if (candidates.empty()) return {};
   FusedChoice const& first = candidates.front();

@@ -60,7 +60,7 @@ inline Prediction predict(Problem const& problem) {
   bool const decomposed = config != nullptr && why_not_decomposed_on_cuda(beside_fused).empty();
   Strategy const otherwise = decomposed ? Strategy::kDecomposed : Strategy::kSequential;
   Choice const strategy =
-      choose_strategy("auto", "", why_no_kernel(problem), why_sequence_is_faster(problem), otherwise);
+      choose_strategy("auto", "", why_no_kernel(problem), why_fused_does_not_pay(problem), otherwise);
   if (strategy.strategy != Strategy::kFused) {
     Problem whole = problem;
     whole.world = 1;

@@ -248,6 +248,9 @@ std::vector<std::string> candidates(Problem const& problem, c10::DeviceType devi
 
 bool suits(Problem const& problem, std::string const& choice, int64_t measured_m, c10::DeviceType device) {
   if (device != c10::DeviceType::CUDA) return true;
+  bool const moves_by_copies = is_decomposed(choice) && asked_config(choice) != config_beside_fused(Op::kAgGemm);
+  bool const gathers_otherwise = total_rows(problem) != measured_m && !why_gather_is_faster(problem).empty();
+  if (moves_by_copies && gathers_otherwise) return false;
   return suits(problem, is_fused(choice) ? std::string(asked_config(choice)) : "", measured_m);
 }
 

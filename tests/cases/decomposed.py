@@ -36,7 +36,8 @@ def takes(ctx, case, strategy):
     """
     if not ctx.is_cuda or (case.op != "gemm_ar" and strategy != "decomposed:gather"):
         return True
-    sizes = (case.rows, case.n, case.k, str(case.dtype).removeprefix("torch."), case.layout == "kn")
+    m = case.rows if case.op == "gemm_ar" else case.rows * ctx.world
+    sizes = (m, case.n, case.k, str(case.dtype).removeprefix("torch."), case.layout == "kn")
     can = extension.module.candidates(case.op, "cuda", ctx.world, *sizes)
     return any(name == strategy or name.partition(":")[0] == strategy for name in can)
 

@@ -166,7 +166,8 @@ def specs_agree(ctx, name, sequence_parallel):
         config = transformer_config(ctx, sequence_parallel)
         groups = ProcessGroupCollection.use_mpu_process_groups()
         arguments = {"attention_mask": causal_mask(ctx)} if name == "attention" else {}
-        theirs, module = (MODULES[name](one, config, groups) for one in (LocalSpecProvider(), ours.FluxSpecProvider()))
+        providers = (LocalSpecProvider(), ours.FluxSpecProvider())
+        theirs, module = (MODULES[name](one, config, groups).to(ctx.device) for one in providers)
         types = {type(one) for one in module.modules()}
         assert {ours.ColumnParallelLinear, ours.RowParallelLinear} <= types
         assert not {layers.ColumnParallelLinear, layers.RowParallelLinear} & types

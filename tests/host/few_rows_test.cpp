@@ -39,7 +39,7 @@ void more_rows_of_gemm_rs_have_them_too() {
   for (auto const& c : kCases) {
     Problem const p = problem_of(Op::kGemmRs, 2, c.m / 2, c.n, c.k);
     bool const is_few = fused_candidates(p).front().is_few_rows();
-    CHECK(is_few == c.expected && why_sequence_is_faster(p).empty(), "M %ld, N %ld", long(c.m), long(c.n));
+    CHECK(is_few == c.expected && why_fused_does_not_pay(p).empty(), "M %ld, N %ld", long(c.m), long(c.n));
   }
 }
 

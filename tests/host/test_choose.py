@@ -36,7 +36,8 @@ TESTS = [
     "few_rows_are_left_to_the_sequence",
     "half_empty_tiles_are_left_to_the_sequence",
     "short_products_are_left_to_the_sequence",
-    "short_products_of_two_ranks_gather_by_nccl",
+    "some_rows_are_gathered_first",
+    "tiles_of_gemm_ar_keep_most_sms_busy",
     "narrow_weights_have_small_tiles",
     "more_rows_of_gemm_rs_have_them_too",
 ]
