@@ -98,7 +98,10 @@ class Collector:
 def _reason_of(report):
     lines = [line[1:].strip() for line in str(report.longrepr).splitlines() if line.startswith("E ")]
     kept = [line for line in lines if line and not line.startswith(("File ", "^", "Traceback"))]
-    return "\n".join(f"    {line[:300]}" for line in (kept or lines)[:MAX_REASON_LINES])
+    shown = kept or lines
+    if len(shown) > MAX_REASON_LINES:  # the first lines tell where, the error comes last
+        shown = [*shown[: MAX_REASON_LINES // 2], "...", *shown[-MAX_REASON_LINES // 2 :]]
+    return "\n".join(f"    {line[:300]}" for line in shown)
 
 
 def every_config():
