@@ -59,9 +59,10 @@ def ag_gemm(
         bias: [N], or None.
         group: the process group; by default all ranks. All its ranks make the same calls in the same order.
         return_gathered: also return all_gather(X), [M, ..., K].
-        strategy: "auto" (what the tuner has found for the shape; else fused where it can run and pays, else sequential,
-            with one warning where it can't run), "sequential", "fused", "decomposed", or the last two as
-            "fused:CONFIG" with a configuration's name as last_dispatch() gives it.
+        strategy: "auto" (what the tuner has found for the shape; else fused where it can run and pays, else, on CUDA,
+            "decomposed:gather" where that can run, else sequential, with one warning where nothing else can run),
+            "sequential", "fused", "decomposed", or the last two as "fused:CONFIG" and "decomposed:CONFIG" with a
+            configuration's name as last_dispatch() gives it.
 
     Returns Y [M, ..., N], or (Y, gathered). dtypes: float32, float64, bfloat16, float16 ("fused" on CUDA: bfloat16 and
     float16 alone); products are accumulated in at least fp32. Under torch.autocast the operands are taken in its dtype.
@@ -79,7 +80,8 @@ def ag_gemm(
         dist.all_gather_into_tensor(gathered, x, group=group)
         y = torch.nn.functional.linear(gathered, weight, bias)
 
-    "decomposed" is a sequence of library GEMMs on chunks that copy engines move.
+    "decomposed" is a sequence of library GEMMs on chunks that copy engines move; "decomposed:gather", for few rows, one
+    kernel that gathers X, and one library GEMM.
 
     Method: FLUX (papers/flux.txt), section 3.2; "decomposed": FiCCO (papers/ficco.txt), section V.
     """
@@ -104,7 +106,7 @@ def gemm_rs(
         group: the process group; by default all ranks. All its ranks make the same calls in the same order.
         strategy: "auto" (what the tuner has found for the shape; else fused where it can run and pays, else sequential,
             with one warning where it can't run), "sequential", "fused", "decomposed", or the last two as
-            "fused:CONFIG" with a configuration's name as last_dispatch() gives it.
+            "fused:CONFIG" and "decomposed:CONFIG" with a configuration's name as last_dispatch() gives it.
 
     Returns Y [M/TP, ..., N]: rank r has rows r·M/TP and on of dimension 0. dtypes as for ag_gemm. "fused" and
     "decomposed" add the ranks' partials in rank order in fp32 (fp64 for float64): the result is bitwise repeatable. A
@@ -144,7 +146,7 @@ def gemm_ar(
         weight: [N, K], this rank's columns of the whole weight, or a transposed view of [K, N] (not copied).
         bias: [N], or None; the same on all ranks. It is added once, after the reduction.
         group: the process group; by default all ranks. All its ranks make the same calls in the same order.
-        strategy: as for ag_gemm, but that "auto" runs "decomposed", where it can, in place of "sequential".
+        strategy: as for ag_gemm, but with "decomposed" in the place of "decomposed:gather".
 
     Returns Y [M, ..., N], all of it on every rank. dtypes as for ag_gemm ("decomposed" on CUDA, too: bfloat16 and
     float16 alone). "fused" and "decomposed" add the ranks' partials in rank order in fp32 (fp64 for float64): the

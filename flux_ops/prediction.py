@@ -2,7 +2,7 @@
 
 What is tuned is left aside: the choice is the model's, and so is the time of the product; a kernel for few rows has no
 model. The link's time is that of the bytes that a rank sends, at what one GPU of an NVLink host sends. A fused op takes
-as long as the longer of the two, at best; the plain sequence as long as both.
+as long as the longer of the two, at best; the plain sequence, or an exchange beside a library GEMM, as long as both.
 """
 
 from flux_ops import extension

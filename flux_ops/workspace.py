@@ -154,14 +154,15 @@ class Workspace:
             self._kept.append(self.block)
 
     def poison(self, byte: int = 0xFF) -> None:
-        """For tests: fills both regions of this rank's block; 0xFF bytes are NaN in every floating-point type.
+        """For tests: fills the gathered rows and both regions of this rank's block; 0xFF bytes are NaN in every
+        floating-point type. The slots are as they are: empty, which the same bytes mean there.
 
         No rank may be in a call meanwhile.
         """
         if self.block is None:
             return
-        begin = self._core.workspace_region_offset(self.size, 0)
-        self.block.fill(begin, begin + 2 * self.size[0], byte)
+        _, begin = self._core.workspace_slots(self.size)
+        self.block.fill(begin, self._core.workspace_region_offset(self.size, 2), byte)
 
     def destroy(self) -> None:
         if self.device.type == "cuda" and torch.cuda.is_initialized():

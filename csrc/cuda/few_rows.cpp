@@ -7,26 +7,6 @@
 
 namespace flux::cuda {
 
-ExchangeArgs exchange_args(Problem const& problem, ExchangeForm form, Workspace& workspace, CallInfo const& info,
-                           cudaStream_t stream) {
-  WorkspaceView const& view = workspace.view();
-  bool const gathers = form == ExchangeForm::kGather;
-  ExchangeArgs args{};
-  args.rank = problem.rank;
-  args.world = problem.world;
-  args.form = form;
-  args.own_rows = static_cast<int>(form == ExchangeForm::kScatter ? problem.rows : total_rows(problem));
-  args.digest = info.digest;
-  for (int r = 0; r < problem.world; ++r) {
-    args.words[r] = reinterpret_cast<ExchangeWords*>(view.exchange(r));
-    args.slots[r] = reinterpret_cast<uint32_t*>(
-        view.base[r] + (gathers ? view.layout.gather_offset() : WorkspaceLayout::slots_offset()));
-  }
-  args.slots_bytes = view.layout.exchange_bytes;
-  args.wait = workspace.begin_exchange(problem, info, stream);
-  return args;
-}
-
 void run_few_rows(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
                   CallInfo const& info) {
   cudaStream_t const stream = at::cuda::getCurrentCUDAStream();

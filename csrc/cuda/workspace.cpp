@@ -54,7 +54,7 @@ std::string Workspace::fault_message() const {
     std::string const work =
         fault.tile_m >= 0   ? c10::str("tile (", int{fault.tile_m}, ", ", int{fault.tile_n}, ")")
         : fault.tile_n >= 0 ? c10::str("step ", int{fault.tile_n})  // decomposed: of its GEMMs; gemm_ar: of the end
-                            : std::string("the product");           // few rows of ag_gemm: for all tiles at once
+                            : std::string("the product");           // ag_gemm, few rows or gather: all of it at once
     text += c10::str("timed out: it waited ", timeout_seconds_, " s for peer ", int{fault.peer},
                      ends ? std::string(" to finish the calls before that one")
                           : c10::str(": ", work, " needs piece ", int{fault.piece}, " of its data"),

@@ -9,8 +9,9 @@
 //     another call. Nothing that a peer writes is ever reset.
 //  3. Eager calls use the region, and the set of signals, of parity epoch & 1. Why they are free: to finish call e-1 a
 //     rank needs data from every peer that the peer sends after it has finished call e-2. So when this rank starts call
-//     e, every peer is done with call e-2, the last to use that parity. (Kernels for few rows take numbers, too, and
-//     use no region, but wait for data from every peer just so: a parity that repeats around them is free as well.)
+//     e, every peer is done with call e-2, the last to use that parity. (Kernels that exchange data by themselves take
+//     numbers, too, and use no region, but wait for data from every peer just so: a parity that repeats around them is
+//     free as well.)
 //  4. The call ends on the caller's stream when the kernels and the pushes of this rank are done; then the send buffer,
 //     the tile counters and the operands are free again.
 //  5. From the first call that a CUDA graph captures on, the host can't know epochs: replays advance them. Such calls,

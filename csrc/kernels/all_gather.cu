@@ -50,6 +50,7 @@ __global__ void __launch_bounds__(kThreads) all_gather_kernel(__grid_constant__ 
     gathered[rank * args.num_vectors + i] = v;
   });
   __syncthreads();
+  if (blockIdx.x == 0 && thread < 32) call.compare(thread);
   if (thread < world && thread != rank) {
     store_release_sys(&exchange.words[thread]->pushed[call.parity()][rank][0][blockIdx.x], call.wait().signal);
     Epoch const* const word = &exchange.words[rank]->pushed[call.parity()][thread][0][blockIdx.x];

@@ -129,10 +129,10 @@ __global__ void __launch_bounds__(kAllReduceThreads, 2) all_reduce_kernel(__grid
 #pragma unroll 1
   for (int group = static_cast<int>(blockIdx.x); group < all_reduce.num_groups() + 2 * stride; group += stride) {
     all_reduce.send(group);
+    if (group == 0 && lane < 32) call.compare(lane);
     all_reduce.reduce(group - stride);
     all_reduce.receive(group - 2 * stride);
   }
-  if (lane < 32) call.compare(lane);
   __syncthreads();
   if (threadIdx.x == 0) call.end();
 }

@@ -11,7 +11,7 @@ namespace flux {
 struct ExchangeArgs {
   int rank, world;
   ExchangeForm form;
-  int own_rows;                // of y: kScatter: this rank's, else all
+  int own_rows;                // of y: kScatter: this rank's, else all; for kernels for few rows alone
   uint32_t* slots[kMaxWorld];  // of parity 0 at each rank; kGather: where the operand is gathered
   int64_t slots_bytes;         // of a parity
   ExchangeWords* words[kMaxWorld];

@@ -26,7 +26,8 @@ class ExchangeCall {
   __device__ void announce(int lane) const {
     if (is_peer(lane)) store_release_sys(&args_.words[lane]->begun[parity()][args_.rank], wait_.signal);
   }
-  // For the lanes of one warp: waits until each peer has begun the call; another call than this one is a fault.
+  // For the lanes of one warp: waits until each peer has begun the call; another call than this one is a fault. What
+  // the peers send tells that, too, but only where it comes.
   __device__ void compare(int lane) const {
     if (is_peer(lane)) wait_signal(wait_, &local().begun[parity()][lane], lane, 0, 0, 0);
   }

@@ -176,7 +176,7 @@ inline FusedChoice many_rows_choice(Problem const& problem, int sections) {
   return choice;
 }
 
-constexpr int64_t kFewRowsFirst = 256;  // up to so many they are faster than the sequence and those for many rows
+constexpr int64_t kFewRowsFirst = 256;  // up to so many they are faster than those for many rows
 constexpr double kFullTiles = 0.8;      // the least row_fill where the padding of tiles costs as much as rows do
 
 // The share of the rows of a choice's tiles that are rows of the product; those of a chunk for many rows.
@@ -189,12 +189,12 @@ inline double row_fill(Problem const& problem, FusedChoice const& choice) {
   return fill(rows, int64_t{shape.tile_m} * shape.cluster_m);
 }
 
-// The least time of a product for many rows with more than two ranks, or the plain sequence is faster: NCCL sends
+// The least time of a product for many rows with more than two ranks, or what runs beside fused is faster: SMs send
 // faster than the copy engines of several ranks, which the product has to outweigh. In microseconds by the kernel's
 // model; measured at TP = 4 (bench --study rows --lists models).
 inline double least_us(Op op) { return op == Op::kAgGemm ? 11.0 : op == Op::kGemmRs ? 21.0 : 95.0; }
 
-// Why the plain sequence is faster than a choice for many rows, or empty.
+// Why what runs beside fused is faster than a choice for many rows, or empty.
 inline std::string why_many_rows_are_slower(Problem const& problem, FusedChoice const& choice) {
   bool const ar = problem.op == Op::kGemmAr;
   Problem const chunks = ar ? chunks_problem(problem, choice.many_rows.sections) : problem;
@@ -234,7 +234,8 @@ inline std::string why_few_rows_are_slower(Problem const& problem, int kernel) {
   FewRowsRow const& row = kFewRowsKernels[kernel];
   constexpr int64_t kUseMatters = 128;  // from here on, of a gemm_ar, whose exchange takes as long after a library GEMM
   if (m <= kFewRowsFirst) {
-    if (problem.op != Op::kGemmAr || m <= kUseMatters || few_rows_use(problem, row) > 0.65) return {};
+    bool const may_be_slower = problem.op == Op::kGemmAr && problem.world == 2 && m > kUseMatters;
+    if (!may_be_slower || few_rows_use(problem, row) > 0.65) return {};
     return m_is + ", which leaves SMs without a tile of the kernels for few rows";
   }
   // If all tiles run at once, a gemm_rs takes as long as one of them.
@@ -315,33 +316,15 @@ inline bool find_fused_choice(Problem const& problem, FusedChoice* choice) {
   return !candidates.empty();
 }
 
-// Whether what was measured with `measured_m` rows in all may stand for the problem: not where other kernels run, and a
-// configuration of `fused` only if it can run and fills its tiles about as well. `config` is empty for the other
-// strategies.
-inline bool suits(Problem const& problem, std::string const& config, int64_t measured_m) {
-  int64_t const m = total_rows(problem);
-  if (m == measured_m) return true;
-  for (int64_t const most : {kFewRows, few_rows_at_most(problem.op)}) {
-    if ((m <= most) != (measured_m <= most)) return false;
-  }
-  FusedChoice choice;
-  if (!parse_fused_choice(problem.op, config, &choice)) return true;
-  if (!why_not_fused_choice(problem, choice).empty()) return false;
-  Problem measured = problem;
-  measured.rows = problem.op == Op::kGemmAr ? measured_m : measured_m / problem.world;
-  bool const as_full = row_fill(problem, choice) >= 0.9 * row_fill(measured, choice);
-  if (!choice.is_few_rows()) return as_full;
-  int64_t const tile_m = kFewRowsKernels[choice.few_rows].tile_m;
-  return as_full && ceil_div(m, tile_m) == ceil_div(measured_m, tile_m);
-}
-
 // Why a gather of x by one kernel and a library GEMM are faster than all kernels of an ag_gemm, or empty: those for few
-// rows fill their tiles badly and those for many rows not at all. Measured at TP = 2 (bench --study rows).
+// rows fill their tiles badly and those for many rows not at all. Measured at TP = 2 (bench --study rows); with more
+// ranks the product is shorter, and a gather that overlaps it gains more.
 inline std::string why_gather_is_faster(Problem const& problem) {
   constexpr int64_t kOverlaps = 64;  // up to so many rows the weight takes longer to stream than they take to gather
   int64_t const m = total_rows(problem);
-  if (problem.op != Op::kAgGemm || m <= kOverlaps || m > kFewRows || !why_no_all_gather(problem).empty()) return {};
-  return "M is " + std::to_string(m) + ": from " + std::to_string(kOverlaps) + " to " + std::to_string(kFewRows) +
+  if (problem.op != Op::kAgGemm || problem.world > 2 || m <= kOverlaps || m > kFewRows) return {};
+  if (!why_no_all_gather(problem).empty()) return {};
+  return "M is " + std::to_string(m) + ": from " + std::to_string(kOverlaps + 1) + " to " + std::to_string(kFewRows) +
          " rows are gathered first, as a library GEMM gains more than that takes";
 }
 
@@ -353,6 +336,32 @@ inline std::string why_fused_does_not_pay(Problem const& problem) {
   FusedChoice const& first = candidates.front();
   return first.is_few_rows() ? why_few_rows_are_slower(problem, first.few_rows)
                              : why_many_rows_are_slower(problem, first);
+}
+
+// Whether what was measured with `measured_m` rows in all may stand for the problem: not where other kernels run, and a
+// configuration only if it can run; of `fused`, if it fills its tiles about as well; of `decomposed` not copies by the
+// copy engine where fewer rows are gathered by a kernel.
+inline bool suits(Problem const& problem, Strategy strategy, std::string const& config, int64_t measured_m) {
+  int64_t const m = total_rows(problem);
+  if (m == measured_m) return true;
+  for (int64_t const most : {kFewRows, few_rows_at_most(problem.op)}) {
+    if ((m <= most) != (measured_m <= most)) return false;
+  }
+  if (strategy == Strategy::kDecomposed) {
+    Problem named = problem;
+    named.config = config;
+    bool const copies = problem.op == Op::kAgGemm && config != beside_fused(problem).config;
+    return why_not_decomposed_on_cuda(named).empty() && !(copies && !why_gather_is_faster(problem).empty());
+  }
+  FusedChoice choice;
+  if (strategy != Strategy::kFused || !parse_fused_choice(problem.op, config, &choice)) return true;
+  if (!why_not_fused_choice(problem, choice).empty()) return false;
+  Problem measured = problem;
+  measured.rows = problem.op == Op::kGemmAr ? measured_m : measured_m / problem.world;
+  bool const as_full = row_fill(problem, choice) >= 0.9 * row_fill(measured, choice);
+  if (!choice.is_few_rows()) return as_full;
+  int64_t const tile_m = kFewRowsKernels[choice.few_rows].tile_m;
+  return as_full && ceil_div(m, tile_m) == ceil_div(measured_m, tile_m);
 }
 
 }  // namespace flux

@@ -40,7 +40,7 @@ inline std::string why_no_kernel(Problem const& problem) {
 
 struct Prediction {
   std::string choice;  // as a caller would ask for it
-  double product_us;   // of the kernel, or of the product alone where the plain sequence runs; 0: it has no model
+  double product_us;   // of the kernel, or of the product alone where it is a library GEMM; 0: it has no model
   int64_t sent_bytes;  // by a rank
 };
 
@@ -54,21 +54,18 @@ inline Prediction predict(Problem const& problem) {
     return form == ExchangeForm::kOneShot ? matrix * (problem.world - 1) : ar ? 2 * to_others : to_others;
   };
 
-  Problem beside_fused = problem;
-  char const* const config = config_beside_fused(problem.op);
-  if (config != nullptr) beside_fused.config = config;
-  bool const decomposed = config != nullptr && why_not_decomposed_on_cuda(beside_fused).empty();
-  Strategy const otherwise = decomposed ? Strategy::kDecomposed : Strategy::kSequential;
+  BesideFused const beside = beside_fused(problem);
   Choice const strategy =
-      choose_strategy("auto", "", why_no_kernel(problem), why_fused_does_not_pay(problem), otherwise);
+      choose_strategy("auto", "", why_no_kernel(problem), why_fused_does_not_pay(problem), beside.strategy);
   if (strategy.strategy != Strategy::kFused) {
     Problem whole = problem;
     whole.world = 1;
     whole.rows = total_rows(problem);
     double const us = estimated_us(whole, kKernels[choose_launch(whole).kernel]);
     if (strategy.strategy == Strategy::kSequential) return {"sequential", us, ar ? 2 * to_others : to_others};
-    std::string const name = "decomposed:" + decomposition_of(beside_fused).name();
-    return {name, us, ar ? sent(all_reduce_form(beside_fused)) : to_others};
+    Problem named = problem;
+    named.config = beside.config;
+    return {"decomposed:" + beside.config, us, ar ? sent(all_reduce_form(named)) : to_others};
   }
   FusedChoice choice;
   find_fused_choice(problem, &choice);

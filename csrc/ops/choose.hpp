@@ -59,7 +59,7 @@ struct Choice {
   Strategy strategy;
   std::string reason;
   bool refused = false;    // what was asked for can't run; `reason` says why
-  bool fell_back = false;  // "auto" would rather have run another strategy
+  bool fell_back = false;  // "auto" runs the plain sequence as nothing else can run
 };
 
 // Each reason is empty unless it holds: the call needs no communication; the backend can't run it fused (or decomposed,

@@ -34,7 +34,7 @@ inline constexpr ScheduleRow kSchedules[] = {
 
 struct Decomposition {
   ChunkSchedule schedule;
-  int chunks;  // of a shard (ag_gemm) or of the rows for one owner (gemm_rs), at most
+  int chunks;  // of a shard (ag_gemm) or of the rows for one owner (gemm_rs), at most; else 1
 
   std::string name() const {
     for (ScheduleRow const& row : kSchedules) {
@@ -74,9 +74,9 @@ inline ChunkSchedule choose_schedule(Problem const& problem) {
 // In a two-shot all-reduce each byte goes to fewer ranks, but twice, which takes a microsecond or two longer: a
 // one-shot one may send so many bytes more in that time.
 inline ChunkSchedule choose_all_reduce(Problem const& problem) {
-  constexpr int64_t kBytesMeanwhile = 512 << 10;
-  int64_t const bytes = problem.rows * problem.n * element_size(problem.dtype), world = problem.world;
-  int64_t const more = bytes / world * (world - 1) * (world - 2);
+  constexpr double kBytesMeanwhile = 512 << 10;
+  double const bytes = double(problem.rows) * double(problem.n) * double(element_size(problem.dtype));
+  double const more = bytes / problem.world * (problem.world - 1) * (problem.world - 2);
   return more <= kBytesMeanwhile ? ChunkSchedule::kOneShot : ChunkSchedule::kTwoShot;
 }
 
@@ -97,12 +97,6 @@ inline Decomposition choose_decomposition(Problem const& problem) {
   if (is_along_k(schedule)) return {schedule, 2};
   int const most = problem.world > kMaxPieces ? kMaxPieces : problem.world;
   return {schedule, clamp(problem.rows * problem.k * size / kFullSpeedBytes, 2, most < 2 ? 2 : most)};
-}
-
-// The configuration by which "auto" runs an op where fused is slower or can't run, if it does so by this strategy:
-// those that exchange their data by a kernel are faster than the plain sequence wherever they can run.
-inline char const* config_beside_fused(Op op) {
-  return op == Op::kAgGemm ? "gather" : op == Op::kGemmAr ? "" : nullptr;
 }
 
 // What the problem names, or the default.

@@ -40,16 +40,13 @@ std::string backend_why_fused_is_slower(Problem const& problem, c10::DeviceType 
   return cpu::why_fused_is_slower(problem);
 }
 
-// What "auto" runs where fused is slower, or can't run: decomposed, in the configuration that the problem gets, or the
-// plain sequence.
-Strategy faster_than_fused(Problem& problem, c10::DeviceType device) {
-  char const* const config = config_beside_fused(problem.op);
-  if (config == nullptr || problem.n == 0) return Strategy::kSequential;
+// What "auto" runs where fused is slower, or can't run.
+BesideFused backend_beside_fused(Problem const& problem, c10::DeviceType device) {
+  BesideFused const beside = device == c10::DeviceType::CUDA ? beside_fused(problem) : BesideFused{};
   Problem named = problem;
-  named.config = config;
-  if (!backend_why_not(named, /*decomposed=*/true, device).empty()) return Strategy::kSequential;
-  problem = named;
-  return Strategy::kDecomposed;
+  named.config = beside.config;
+  bool const runs = needs_workspace(beside.strategy) && backend_why_not(named, /*decomposed=*/true, device).empty();
+  return runs ? beside : BesideFused{};
 }
 
 std::string config_name(Problem const& problem, Strategy strategy, c10::DeviceType device) {
@@ -89,7 +86,8 @@ Tuned agree_on(CallSite const& site, Arguments const& args, Problem const& probl
   return agrees ? hooks().agree(site, describe(args, problem), tuned) : tuned;
 }
 
-// Why a tuned choice can't run, or empty. `why_not_connected` is known where the problem's own choice could run.
+// Why a tuned choice can't run, or empty. `why_not_connected` is known where what "auto" runs by itself could exchange
+// data.
 std::string why_not_tuned(Tuned const& tuned, Problem const& problem, c10::DeviceType device,
                           std::string const& why_not_connected) {
   if (tuned.choice == "sequential") return {};
@@ -101,32 +99,31 @@ std::string why_not_tuned(Tuned const& tuned, Problem const& problem, c10::Devic
 std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, Arguments const& args,
                                       Signature const& signature) {
   auto plan = std::make_shared<Plan>();
-  plan->problem = signature.problem;
-  Problem const& problem = plan->problem;
+  Problem const& problem = signature.problem;
+  plan->problem = problem;
   c10::Device const device = args.x.device();
   c10::OptionalDeviceGuard const device_guard(device);
   std::string const local = why_local(problem, signature.return_gathered);
   Tuned const tuned = agree_on(site, args, problem, local.empty() && args.strategy == "auto");
 
   std::string why_not;
-  Problem beside_fused = problem;
-  Strategy otherwise = Strategy::kSequential;
+  BesideFused beside;
   if (local.empty() && args.strategy != "sequential") {
     why_not =
         problem.n == 0 ? "the product is empty" : backend_why_not(problem, is_decomposed(args.strategy), device.type());
-    if (args.strategy == "auto") otherwise = faster_than_fused(beside_fused, device.type());
+    if (args.strategy == "auto") beside = backend_beside_fused(problem, device.type());
     DeviceState& on_device = state.on(device.type());
-    bool const exchanges = why_not.empty() || needs_workspace(otherwise);
+    bool const exchanges = why_not.empty() || needs_workspace(beside.strategy);
     if (exchanges && !on_device.connection_known) {
       on_device.why_not_connected = hooks().why_not_connected(site, device);
       on_device.connection_known = true;
     }
     if (why_not.empty()) why_not = on_device.why_not_connected;
-    if (!on_device.why_not_connected.empty()) otherwise = Strategy::kSequential;
+    if (!on_device.why_not_connected.empty()) beside = {};
   }
   std::string const slower = backend_why_fused_is_slower(problem, device.type());
-  plan->choice = choose_strategy(args.strategy, local, why_not, slower, otherwise);
-  if (args.strategy == "auto" && plan->choice.strategy == Strategy::kDecomposed) plan->problem = beside_fused;
+  plan->choice = choose_strategy(args.strategy, local, why_not, slower, beside.strategy);
+  if (args.strategy == "auto" && plan->choice.strategy == Strategy::kDecomposed) plan->problem.config = beside.config;
   plan->chosen_by = !local.empty()            ? ChosenBy::kNoCommunication
                     : args.strategy != "auto" ? ChosenBy::kCaller
                     : plan->choice.fell_back  ? ChosenBy::kFallback
@@ -146,10 +143,10 @@ std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, A
   }
   Strategy const strategy = plan->choice.strategy;
   if (needs_workspace(strategy) && !plan->choice.refused) {
-    plan->config = config_name(problem, strategy, device.type());
-    plan->needs = workspace_needs(problem, strategy, device.type());
+    plan->config = config_name(plan->problem, strategy, device.type());
+    plan->needs = workspace_needs(plan->problem, strategy, device.type());
 #if defined(FLUX_WITH_CUDA)
-    if (device.is_cuda() && strategy == Strategy::kFused) plan->launch = cuda::make_launch_plan(problem);
+    if (device.is_cuda() && strategy == Strategy::kFused) plan->launch = cuda::make_launch_plan(plan->problem);
 #endif
   }
   if (plan->choice.fell_back) {
@@ -176,8 +173,8 @@ void ensure_workspace(Call& call, c10::Device device) {
     if (on_device.view->layout.covers(needs)) return;
   }
   TORCH_CHECK(!is_capturing(device), call.site.op, ": the workspace of group '", call.state->name,
-              "' is too small for this call (", needs.region_bytes, " bytes of a region, ", needs.send_bytes,
-              " of the send buffer and ", needs.exchange_bytes,
+              "' is not there yet, or too small for this call (", needs.region_bytes, " bytes of a region, ",
+              needs.send_bytes, " of the send buffer and ", needs.exchange_bytes,
               " of slots are needed) and can't grow while a CUDA "
               "graph is captured. Call flux_ops.prepare(...) with the largest M before the capture.");
   hooks().grow(call.site, device, needs);
@@ -247,19 +244,17 @@ std::vector<std::string> candidates(Problem const& problem, c10::DeviceType devi
 }
 
 bool suits(Problem const& problem, std::string const& choice, int64_t measured_m, c10::DeviceType device) {
-  if (device != c10::DeviceType::CUDA) return true;
-  bool const moves_by_copies = is_decomposed(choice) && asked_config(choice) != config_beside_fused(Op::kAgGemm);
-  bool const gathers_otherwise = total_rows(problem) != measured_m && !why_gather_is_faster(problem).empty();
-  if (moves_by_copies && gathers_otherwise) return false;
-  return suits(problem, is_fused(choice) ? std::string(asked_config(choice)) : "", measured_m);
+  return device != c10::DeviceType::CUDA ||
+         suits(problem, asked_strategy(choice), std::string(asked_config(choice)), measured_m);
 }
 
 std::string model_choice(Problem const& problem, c10::DeviceType device) {
   std::string const why_not = backend_why_not(problem, /*decomposed=*/false, device);
-  Problem beside_fused = problem;
-  Choice const choice = choose_strategy("auto", /*why_local=*/"", why_not, backend_why_fused_is_slower(problem, device),
-                                        faster_than_fused(beside_fused, device));
-  Problem const& chosen = choice.strategy == Strategy::kFused ? problem : beside_fused;
+  BesideFused const beside = backend_beside_fused(problem, device);
+  Choice const choice =
+      choose_strategy("auto", /*why_local=*/"", why_not, backend_why_fused_is_slower(problem, device), beside.strategy);
+  Problem chosen = problem;
+  if (choice.strategy == Strategy::kDecomposed) chosen.config = beside.config;
   std::string const name = strategy_name(choice.strategy);
   return needs_workspace(choice.strategy) ? name + ":" + config_name(chosen, choice.strategy, device) : name;
 }

@@ -250,8 +250,9 @@ def tune(
         strict: raise flux_ops.tuner.CacheError if the file can't be written, or is foreign or damaged. Otherwise that
             is one warning, and the choice holds in this process.
 
-    Returns the choice, as `strategy` takes it: "sequential", or "fused:CONFIG". Every candidate is checked against the
-    plain sequence before it may win, and the plain sequence is one. On a GPU, what runs is a CUDA graph.
+    Returns the choice, as `strategy` takes it: "sequential", "fused:CONFIG" or "decomposed:CONFIG". Every candidate is
+    checked against the plain sequence before it may win, and the plain sequence is one. On a GPU, what runs is a CUDA
+    graph.
 
     Raises ValueError for sizes that can't be run, and for a group of some of the ranks that are not in equally many
     process groups; TunerStopped if a candidate costs the process its CUDA context.

@@ -75,7 +75,9 @@ def dispatch_record(ctx, op):
 
 
 def poisoned_workspace(ctx, op, strategies=("fused",), sizes=()):
-    """NaN in every byte that peers write: a tile read before it has come, or never sent, would show."""
+    """NaN in every byte that peers write, but for slots, which are empty: a tile read before it has come, or never
+    sent, would show.
+    """
     findings = Findings()
     # In the last size little is computed and much is sent: the reader waits while the data is on its way.
     much = (1024, 64, 1024) if op == "ag_gemm" else (1024, 1024, 64)

@@ -129,15 +129,22 @@ def back_to_back(ctx, replays_, slow_s, strategies=("fused",)):
 
 
 def many_sizes(ctx, turns, slow_s):
-    """Graphs of descending sizes in one pool, noise in the allocator, replays in random order with new inputs."""
+    """Graphs of descending sizes in one pool, by fused kernels and by what exchanges data beside a library GEMM, noise
+    in the allocator, replays in random order with new inputs.
+    """
     findings = Findings()
     group = prepared_group(ctx)
     pool, graphs = torch.cuda.graph_pool_handle(), []
+    beside = (("ag_gemm", "decomposed:gather"), ("gemm_ar", "decomposed:one-shot"), ("gemm_ar", "decomposed:two-shot"))
     for rows in (512, 256, 128, 64, 8, 1):
-        for op in OPS:
+        for op, strategy in (*((op, "fused") for op in OPS), *beside):
             static = make(ctx, Case(op, rows, 520, 1032), group)
-            call(static, group=group)
-            graphs.append((static, *capture(lambda static=static: call(static, group=group), pool)))
+
+            def run(static=static, strategy=strategy):
+                return call(static, group=group, strategy=strategy)
+
+            run()
+            graphs.append((static, *capture(run, pool)))
     gc.collect()
     torch.cuda.empty_cache()
     noise = torch.full((1 << 28,), float("nan"), device=ctx.device)

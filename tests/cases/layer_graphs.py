@@ -269,7 +269,7 @@ def backward_too_soon(ctx, layer_class, **options):
     """
     findings = Findings()
     warm_library(ctx)
-    group, rows, hidden = dist.new_group(list(range(ctx.world))), 1024, 4096  # for fewer "auto" runs the sequence
+    group, rows, hidden = dist.new_group(list(range(ctx.world))), 1024, 4096  # for fewer "auto" may run the sequence
     options |= {"group": group, "sequence_parallel": True, "dtype": BF16, "device": ctx.device}
     layer = layer_class(hidden, 2048 * ctx.world, **options)
     shape = (rows, hidden) if layer_class is ColumnParallelLinear else (rows * ctx.world, hidden // ctx.world)

@@ -14,7 +14,7 @@ inline Problem problem_of(Op op, int world, int64_t rows, int64_t n, int64_t k) 
 inline Problem down_projection(Op op, int64_t m) { return problem_of(op, 2, rows_of(op, 2, m), 8192, 14336); }
 
 std::vector<Test> predict_tests();
-std::vector<Test> sequence_tests();
+std::vector<Test> beside_fused_tests();
 std::vector<Test> few_rows_tests();
 int print_why_not(char const* const* texts);
 

@@ -33,10 +33,11 @@ TESTS = [
     "predictions_of_few_rows_tell_the_forms_apart",
     "a_gemm_ar_that_is_not_fused_is_decomposed",
     "slots_hold_what_is_reduced",
-    "few_rows_are_left_to_the_sequence",
-    "half_empty_tiles_are_left_to_the_sequence",
-    "short_products_are_left_to_the_sequence",
+    "few_rows_are_not_fused",
+    "half_empty_tiles_are_not_fused",
+    "short_products_are_not_fused",
     "some_rows_are_gathered_first",
+    "most_is_decomposed_beside_fused",
     "tiles_of_gemm_ar_keep_most_sms_busy",
     "narrow_weights_have_small_tiles",
     "more_rows_of_gemm_rs_have_them_too",
@@ -46,7 +47,7 @@ TESTS = [
 @pytest.fixture(scope="module")
 def choose_test(build_program):
     flags = ["-O1", "-fsanitize=undefined,signed-integer-overflow", "-fno-sanitize-recover=all"]
-    sources = ["choose_test.cpp", "predict_test.cpp", "sequence_test.cpp", "few_rows_test.cpp"]
+    sources = ["choose_test.cpp", "predict_test.cpp", "beside_fused_test.cpp", "few_rows_test.cpp"]
     return build_program("choose_test", sources, flags)
 
 

@@ -1,4 +1,4 @@
-"""The exchange of the kernels for few rows (csrc/kernels/few_rows.cuh) as a small machine, whose interleavings are all
+"""The calls of the exchange area (csrc/kernels/exchange_call.cuh) as a small machine, whose interleavings are all
 visited: a store must meet an empty slot, a reader must find the data of its own call, and nobody may wait for ever.
 
 Each rank makes the calls 1, 2, ... one after the other; the state of a rank is how many steps it has made. A step of a

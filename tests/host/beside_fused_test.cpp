@@ -5,13 +5,13 @@
 namespace flux::test {
 namespace {
 
-void few_rows_are_left_to_the_sequence() {
+void few_rows_are_not_fused() {
   CHECK(!why_fused_is_slower(problem_of(Op::kAgGemm, 2, 128, 14336, 8192)).empty(), "128 rows a rank");
   CHECK(!why_fused_is_slower(problem_of(Op::kGemmRs, 2, 256, 4096, 7168)).empty(), "128 tiles");
   CHECK(why_fused_is_slower(problem_of(Op::kGemmRs, 2, 4096, 4096, 5504)).empty(), "llama-7b");
 }
 
-void half_empty_tiles_are_left_to_the_sequence() {
+void half_empty_tiles_are_not_fused() {
   for (Op op : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
     for (int64_t m : {2, 18, 64, 1024, 8192}) {
       CHECK(why_fused_does_not_pay(down_projection(op, m)).empty(), "%s of %ld rows", op_name(op), long(m));
@@ -28,7 +28,7 @@ void half_empty_tiles_are_left_to_the_sequence() {
 
 // As measured on H200s: what a product must be for the fused kernels to be faster, and half of its rows, which are too
 // few.
-void short_products_are_left_to_the_sequence() {
+void short_products_are_not_fused() {
   struct {
     Op op;
     int world;
@@ -55,10 +55,23 @@ void some_rows_are_gathered_first() {
   auto const pays = [](int world, int64_t m, int64_t n, int64_t k) {
     return why_fused_does_not_pay(problem_of(Op::kAgGemm, world, m / world, n, k)).empty();
   };
-  for (int world : {2, 4}) {
-    CHECK(pays(world, 64, 4096, 4096) && pays(world, 1024, 8192, 8192), "TP = %d", world);
-    CHECK(!pays(world, 68, 4096, 4096) && !pays(world, 512, 14336, 8192), "TP = %d", world);
-  }
+  CHECK(pays(2, 64, 4096, 4096) && pays(2, 1024, 8192, 8192), "few and many");
+  CHECK(!pays(2, 66, 4096, 4096) && !pays(2, 512, 14336, 8192), "between");
+  CHECK(pays(4, 128, 4096, 4096), "four ranks");
+}
+
+void most_is_decomposed_beside_fused() {
+  auto const beside = [](Op op, int world, int64_t m, int64_t n, int64_t k) {
+    return beside_fused(problem_of(op, world, rows_of(op, world, m), n, k)).config;
+  };
+  CHECK(beside(Op::kAgGemm, 2, 512, 14336, 8192) == "gather" && beside(Op::kAgGemm, 4, 512, 7168, 8192) == "gather",
+        "ag_gemm");
+  CHECK(beside(Op::kAgGemm, 2, 514, 14336, 8192).empty() && beside(Op::kAgGemm, 2, 16, 64, 12).empty(), "ag_gemm");
+  CHECK(beside(Op::kGemmRs, 2, 512, 8192, 8192).empty(), "gemm_rs");
+  CHECK(beside(Op::kGemmAr, 2, 2048, 8192, 8192) == "one-shot" && beside(Op::kGemmAr, 4, 640, 8192, 8192) == "two-shot",
+        "gemm_ar");
+  CHECK(beside(Op::kGemmAr, 4, 1024, 8192, 8192).empty() && beside(Op::kGemmAr, 2, 2048, 8196, 8192).empty(),
+        "gemm_ar");
 }
 
 // Between two ranks, as the exchange takes as long behind a library GEMM.
@@ -71,10 +84,10 @@ void tiles_of_gemm_ar_keep_most_sms_busy() {
 
 }  // namespace
 
-std::vector<Test> sequence_tests() {
-  return {TEST(few_rows_are_left_to_the_sequence), TEST(half_empty_tiles_are_left_to_the_sequence),
-          TEST(short_products_are_left_to_the_sequence), TEST(some_rows_are_gathered_first),
-          TEST(tiles_of_gemm_ar_keep_most_sms_busy)};
+std::vector<Test> beside_fused_tests() {
+  return {TEST(few_rows_are_not_fused),          TEST(half_empty_tiles_are_not_fused),
+          TEST(short_products_are_not_fused),    TEST(some_rows_are_gathered_first),
+          TEST(most_is_decomposed_beside_fused), TEST(tiles_of_gemm_ar_keep_most_sms_busy)};
 }
 
 }  // namespace flux::test
