@@ -222,7 +222,11 @@ def _lock(fd: int) -> None:
             _free(fd)
         ended.set()
 
-    threading.Thread(target=wait, daemon=True).start()
+    try:
+        threading.Thread(target=wait, daemon=True).start()
+    except RuntimeError as error:  # the system has no thread left
+        os.close(fd)
+        raise OSError(f"its lock can't be waited for: {error}") from None
     ended.wait(LOCK_S)
     if last_word.acquire(blocking=False):
         raise OSError(f"other processes have held its lock for {LOCK_S:g} s")

@@ -177,6 +177,20 @@ def test_a_lock_that_is_never_freed_is_an_error(path, monkeypatch):
     assert store(path, [entry()], BUILD) == 1  # who has given up does not have it
 
 
+def test_a_lock_that_no_thread_can_wait_for_is_an_error(path, monkeypatch):
+    def start(_):
+        raise RuntimeError("can't start new thread")
+
+    store(path, [entry()], BUILD)
+    monkeypatch.setattr(cache.threading.Thread, "start", start)
+    open_before = os.listdir("/proc/self/fd")
+    with pytest.raises(CacheError, match="can't start new thread"):
+        store(path, [entry()], BUILD)
+    assert os.listdir("/proc/self/fd") == open_before
+    monkeypatch.undo()
+    store(path, [entry()], BUILD)
+
+
 def test_link_stays_a_link(tmp_path, path):
     os.symlink(tmp_path / "real.json", path)
     store(path, [entry()], BUILD)
