@@ -163,6 +163,31 @@ def backward_inside(ctx):
     return findings.finish()
 
 
+class InRegion(torch.nn.Module):
+    """A layer that its model calls in a region."""
+
+    def __init__(self, layer, device):
+        super().__init__()
+        self.layer, self.device = layer, device
+
+    def forward(self, x):
+        with torch.autocast(self.device, BF16):
+            return self.layer(x)
+
+
+def exported(ctx):
+    """torch.export keeps the region, so the program casts as the module does, wherever it runs."""
+    findings = Findings()
+    for form in itertools.product((ColumnParallelLinear, RowParallelLinear), (True, False)):
+        layer, x = layer_of(ctx, form, main_grad=False), input_of(ctx, form)
+        module = InRegion(layer, ctx.device.type).requires_grad_(False)
+        program, want = torch.export.export(module, (x,), strict=False), module(x)
+        got = program.module()(x)
+        findings.add(f"{form}: dtype", None if want.dtype == BF16 else f"{want.dtype}")
+        findings.add(f"{form}: y", first_difference(got, want, rank=ctx.rank))
+    return findings.finish()
+
+
 class AutocastCases:
     def test_operators(self, ranks, record_property):
         record_property("cells", ranks.run(operators)[0])
@@ -176,3 +201,6 @@ class AutocastCases:
 
     def test_styles(self, ranks, record_property):
         record_property("cells", ranks.run(styles)[0])
+
+    def test_export(self, ranks, record_property):
+        record_property("cells", ranks.run(exported)[0])
