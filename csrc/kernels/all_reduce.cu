@@ -16,17 +16,18 @@
 namespace flux {
 namespace {
 
+__host__ __device__ int64_t y_bytes(AllReduceArgs const& args) { return int64_t{args.num_vectors} * 16; }
+
 template <class Element>
 class AllReduce {
  public:
   __device__ AllReduce(AllReduceArgs const& args, ExchangeCall const& call)
       : args_(args),
-        num_units_(static_cast<int>((args.num_vectors + kUnit - 1) / kUnit)),
+        num_units_(static_cast<int>(all_reduce_units(y_bytes(args)))),
+        num_groups_(static_cast<int>(all_reduce_groups(args.exchange.form, y_bytes(args), args.exchange.world))),
         transfer_(args.exchange, num_units_, call, threadIdx.x) {}
 
-  // Of units that a block takes together: one of each owner.
-  __device__ int group_units() const { return is_two_shot() ? args_.exchange.world : 1; }
-  __device__ int num_groups() const { return (num_units_ + group_units() - 1) / group_units(); }
+  __device__ int num_groups() const { return num_groups_; }
 
   __device__ void send(int group) const {
     each_unit(group, [&](int unit) {
@@ -77,8 +78,9 @@ class AllReduce {
 
   template <class Visit>
   __device__ void each_unit(int group, Visit const& visit) const {
-    if (group < 0 || group >= num_groups()) return;
-    int const first = group * group_units(), end = min(first + group_units(), num_units_);
+    if (group < 0 || group >= num_groups_) return;
+    int const units = all_reduce_group_units(args_.exchange.form, args_.exchange.world);
+    int const first = group * units, end = min(first + units, num_units_);
 #pragma unroll 1
     for (int unit = first; unit < end; ++unit) visit(unit);
   }
@@ -114,7 +116,7 @@ class AllReduce {
   }
 
   AllReduceArgs const& args_;
-  int num_units_;
+  int num_units_, num_groups_;
   Transfer transfer_;
 };
 
@@ -139,8 +141,7 @@ __global__ void __launch_bounds__(kAllReduceThreads, 2) all_reduce_kernel(__grid
 
 template <class Element>
 cudaError_t launch(AllReduceArgs const& args, cudaStream_t stream) {
-  int64_t const units = ceil_div(int64_t{args.num_vectors} * 16, kAllReduceUnitBytes);
-  int64_t const groups = args.exchange.form == ExchangeForm::kTwoShot ? ceil_div(units, args.exchange.world) : units;
+  int64_t const groups = all_reduce_groups(args.exchange.form, y_bytes(args), args.exchange.world);
   return launch_exchange(all_reduce_kernel<Element>, kAllReduceThreads, 1, groups, args, stream);
 }
 

@@ -19,11 +19,11 @@ inline ExchangeForm all_reduce_form(Problem const& problem) {
 inline std::string why_no_all_reduce(Problem const& problem) {
   if (element_size(problem.dtype) != 2) return "the all-reduce kernel takes bf16 and fp16";
   if (problem.n % 8 != 0) return "the all-reduce kernel takes an N that is a multiple of 8";
-  constexpr int64_t kNoOverflow = int64_t{1} << 40;
+  constexpr int64_t kMostElements = int64_t{1} << 34;  // the kernel counts its vectors of 8 in 32 bits
   int64_t const elements = problem.rows * problem.n;
   int64_t const most = std::max(kExchangeBytes, exchange_bytes_at_most(problem));
   bool const fits =
-      elements <= kNoOverflow && all_reduce_slot_bytes(all_reduce_form(problem), 2 * elements, problem.world) <= most;
+      elements <= kMostElements && all_reduce_slot_bytes(all_reduce_form(problem), 2 * elements, problem.world) <= most;
   if (fits) return {};
   return "an all-reduce of so many rows of " + std::to_string(problem.n) + " between " + std::to_string(problem.world) +
          " ranks does not fit into the exchange area of " + std::to_string(most >> 20) + " MiB";
@@ -33,7 +33,7 @@ inline std::string why_no_all_reduce(Problem const& problem) {
 inline std::string why_no_all_gather(Problem const& problem) {
   int64_t const row_bytes = problem.k * element_size(problem.dtype);
   if (row_bytes % 16 != 0) return "the all-gather kernel takes rows of x of whole 16 bytes";
-  if (row_bytes == 0 || total_rows(problem) <= kGatherBytes / row_bytes) return {};
+  if (gathered_rows_fit(problem)) return {};
   return "the all-gather kernel takes up to " + std::to_string(kGatherBytes / row_bytes) + " rows of " +
          std::to_string(problem.k);
 }
@@ -56,14 +56,13 @@ struct BesideFused {
 inline BesideFused beside_fused(Problem const& problem) {
   constexpr int64_t kMostSent = int64_t{16} << 20;
   if (problem.op == Op::kGemmRs || problem.n == 0) return {};
-  Problem named = problem;
-  named.config = problem.op == Op::kAgGemm ? "gather" : choose_decomposition(problem).name();
-  if (!why_not_decomposed_on_cuda(named).empty()) return {};
+  std::string const config = problem.op == Op::kAgGemm ? "gather" : choose_decomposition(problem).name();
+  if (!why_not_decomposed_on_cuda(with_config(problem, config)).empty()) return {};
   int64_t const y_bytes = problem.rows * problem.n * element_size(problem.dtype);
   if (problem.op == Op::kGemmAr && problem.world > 2 && y_bytes / problem.world * 2 * (problem.world - 1) > kMostSent) {
     return {};
   }
-  return {Strategy::kDecomposed, named.config};
+  return {Strategy::kDecomposed, config};
 }
 
 }  // namespace flux

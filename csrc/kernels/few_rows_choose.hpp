@@ -16,6 +16,12 @@ constexpr int64_t kFewRows = 512;  // up to so many the kernels for many rows le
 // those for many rows a chunk of them.
 inline int64_t few_rows_at_most(Op op) { return op == Op::kAgGemm ? kFewRows : 4 * kFewRows; }
 
+// Whether the rows of x of all ranks fit into the exchange area.
+inline bool gathered_rows_fit(Problem const& problem) {
+  int64_t const row_bytes = problem.k * element_size(problem.dtype);
+  return row_bytes == 0 || total_rows(problem) <= kGatherBytes / row_bytes;
+}
+
 // Bytes of a parity's slots, whatever kernel runs and in what form, also after a library GEMM; 0 if the least are
 // enough. They grow with M.
 inline int64_t exchange_bytes_at_most(Problem const& problem) {

@@ -119,7 +119,7 @@ inline std::string why_not_few_rows(Problem const& problem, FusedChoice const& c
     return what + " don't fit into the exchange area of " + std::to_string(limit >> 20) + " MiB";
   };
   if (problem.op == Op::kAgGemm) {
-    if (m * problem.k * element_size(problem.dtype) <= kGatherBytes) return {};
+    if (gathered_rows_fit(problem)) return {};
     return too_large(std::to_string(m) + " rows of " + std::to_string(problem.k), kGatherBytes);
   }
   if (slots_may_grow(problem, choice.form)) return {};
@@ -348,10 +348,9 @@ inline bool suits(Problem const& problem, Strategy strategy, std::string const& 
     if ((m <= most) != (measured_m <= most)) return false;
   }
   if (strategy == Strategy::kDecomposed) {
-    Problem named = problem;
-    named.config = config;
     bool const copies = problem.op == Op::kAgGemm && config != beside_fused(problem).config;
-    return why_not_decomposed_on_cuda(named).empty() && !(copies && !why_gather_is_faster(problem).empty());
+    return why_not_decomposed_on_cuda(with_config(problem, config)).empty() &&
+           !(copies && !why_gather_is_faster(problem).empty());
   }
   FusedChoice choice;
   if (strategy != Strategy::kFused || !parse_fused_choice(problem.op, config, &choice)) return true;

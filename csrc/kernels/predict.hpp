@@ -63,9 +63,8 @@ inline Prediction predict(Problem const& problem) {
     whole.rows = total_rows(problem);
     double const us = estimated_us(whole, kKernels[choose_launch(whole).kernel]);
     if (strategy.strategy == Strategy::kSequential) return {"sequential", us, ar ? 2 * to_others : to_others};
-    Problem named = problem;
-    named.config = beside.config;
-    return {"decomposed:" + beside.config, us, ar ? sent(all_reduce_form(named)) : to_others};
+    int64_t const bytes = ar ? sent(all_reduce_form(with_config(problem, beside.config))) : to_others;
+    return {"decomposed:" + beside.config, us, bytes};
   }
   FusedChoice choice;
   find_fused_choice(problem, &choice);

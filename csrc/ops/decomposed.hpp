@@ -99,6 +99,11 @@ inline Decomposition choose_decomposition(Problem const& problem) {
   return {schedule, clamp(problem.rows * problem.k * size / kFullSpeedBytes, 2, most < 2 ? 2 : most)};
 }
 
+inline Problem with_config(Problem problem, std::string const& config) {
+  problem.config = config;
+  return problem;
+}
+
 // What the problem names, or the default.
 inline Decomposition decomposition_of(Problem const& problem) {
   Decomposition named{};

@@ -43,9 +43,8 @@ std::string backend_why_fused_is_slower(Problem const& problem, c10::DeviceType 
 // What "auto" runs where fused is slower, or can't run.
 BesideFused backend_beside_fused(Problem const& problem, c10::DeviceType device) {
   BesideFused const beside = device == c10::DeviceType::CUDA ? beside_fused(problem) : BesideFused{};
-  Problem named = problem;
-  named.config = beside.config;
-  bool const runs = needs_workspace(beside.strategy) && backend_why_not(named, /*decomposed=*/true, device).empty();
+  bool const runs = needs_workspace(beside.strategy) &&
+                    backend_why_not(with_config(problem, beside.config), /*decomposed=*/true, device).empty();
   return runs ? beside : BesideFused{};
 }
 
@@ -129,8 +128,7 @@ std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, A
                     : plan->choice.fell_back  ? ChosenBy::kFallback
                                               : ChosenBy::kModel;
   if (!tuned.choice.empty() && !plan->choice.fell_back) {
-    Problem chosen = problem;
-    chosen.config = asked_config(tuned.choice);
+    Problem const chosen = with_config(problem, std::string(asked_config(tuned.choice)));
     std::string const why_not_it =
         why_not_tuned(tuned, chosen, device.type(), state.on(device.type()).why_not_connected);
     if (why_not_it.empty()) {
@@ -236,9 +234,8 @@ std::vector<std::string> candidates(Problem const& problem, c10::DeviceType devi
     for (std::string const& config : backend_candidates(problem, device)) choices.push_back("fused:" + config);
   }
   for (std::string const& config : decomposed_candidates(problem.op)) {
-    Problem named = problem;
-    named.config = config;
-    if (backend_why_not(named, /*decomposed=*/true, device).empty()) choices.push_back("decomposed:" + config);
+    bool const runs = backend_why_not(with_config(problem, config), /*decomposed=*/true, device).empty();
+    if (runs) choices.push_back("decomposed:" + config);
   }
   return choices;
 }
@@ -253,8 +250,7 @@ std::string model_choice(Problem const& problem, c10::DeviceType device) {
   BesideFused const beside = backend_beside_fused(problem, device);
   Choice const choice =
       choose_strategy("auto", /*why_local=*/"", why_not, backend_why_fused_is_slower(problem, device), beside.strategy);
-  Problem chosen = problem;
-  if (choice.strategy == Strategy::kDecomposed) chosen.config = beside.config;
+  Problem const chosen = choice.strategy == Strategy::kDecomposed ? with_config(problem, beside.config) : problem;
   std::string const name = strategy_name(choice.strategy);
   return needs_workspace(choice.strategy) ? name + ":" + config_name(chosen, choice.strategy, device) : name;
 }

@@ -80,9 +80,16 @@ constexpr int kAllReduceThreads = 256;
 constexpr int kAllReduceVectors = 4;
 constexpr int64_t kAllReduceUnitBytes = int64_t{kAllReduceThreads} * kAllReduceVectors * 16;
 
+FLUX_HD int64_t all_reduce_units(int64_t bytes) { return ceil_div(bytes, kAllReduceUnitBytes); }
+// Units that a block takes together: two-shot: one of each owner.
+FLUX_HD int all_reduce_group_units(ExchangeForm form, int world) { return form == ExchangeForm::kTwoShot ? world : 1; }
+FLUX_HD int64_t all_reduce_groups(ExchangeForm form, int64_t bytes, int world) {
+  return ceil_div(all_reduce_units(bytes), int64_t{all_reduce_group_units(form, world)});
+}
+
 // Slots of one parity for `bytes` of y.
 FLUX_HD int64_t all_reduce_slot_bytes(ExchangeForm form, int64_t bytes, int world) {
-  return exchange_slots(form, ceil_div(bytes, kAllReduceUnitBytes), world) * kAllReduceUnitBytes;
+  return exchange_slots(form, all_reduce_units(bytes), world) * kAllReduceUnitBytes;
 }
 
 // Columns of a slice of a shard of `rows` rows: slices as large as that a signal costs little. A tile of K lies in one.

@@ -129,6 +129,25 @@ void slices_of_the_gather_cover_k() {
   }
 }
 
+// No byte is left out, no block has nothing to do, and a two-shot group has a unit of each owner, but for the last one.
+void groups_of_an_all_reduce_cover_its_units() {
+  for (int world : {2, 3, 8, 16}) {
+    for (ExchangeForm form : {ExchangeForm::kOneShot, ExchangeForm::kTwoShot}) {
+      for (int64_t bytes : {int64_t{16}, kAllReduceUnitBytes - 16, kAllReduceUnitBytes, kAllReduceUnitBytes + 16,
+                            16 * kAllReduceUnitBytes, 257 * kAllReduceUnitBytes + 16}) {
+        int64_t const units = all_reduce_units(bytes), groups = all_reduce_groups(form, bytes, world);
+        int const each = all_reduce_group_units(form, world);
+        CHECK(units * kAllReduceUnitBytes >= bytes && (units - 1) * kAllReduceUnitBytes < bytes, "%ld bytes",
+              long(bytes));
+        CHECK(groups * each >= units && (groups - 1) * each < units, "%ld bytes", long(bytes));
+        std::set<int> owners;
+        for (int unit = 0; unit < each; ++unit) owners.insert(exchange_owner(unit, world));
+        CHECK(int(owners.size()) == (form == ExchangeForm::kTwoShot ? world : 1), "%d ranks", world);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<Test> exchange_tests() {
@@ -138,6 +157,7 @@ std::vector<Test> exchange_tests() {
       TEST(masks_have_the_vectors_with_rows_in_a_range),
       TEST(scattered_tiles_meet_their_owners),
       TEST(slices_of_the_gather_cover_k),
+      TEST(groups_of_an_all_reduce_cover_its_units),
   };
 }
 

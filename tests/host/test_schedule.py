@@ -54,6 +54,7 @@ TESTS = [
     "masks_have_the_vectors_with_rows_in_a_range",
     "scattered_tiles_meet_their_owners",
     "slices_of_the_gather_cover_k",
+    "groups_of_an_all_reduce_cover_its_units",
 ]
 
 
