@@ -27,17 +27,46 @@
 
 namespace flux {
 
+// No sooner may the memory be touched that kernels before this one on the stream write.
+__device__ __forceinline__ void wait_for_last_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// For ag_gemm; its call must be known then.
+template <class Cfg, class Params>
+__device__ PushedRows pushed_rows(Params const& p, ExchangeCall const& call) {
+  return PushedRows(p.exchange, call, p.m / p.exchange.world, p.k, p.num_tiles() * Cfg::SplitK);
+}
+
+// The rows of the weight of a tile, in tiles of K, and where they go in shared memory, in stages.
+template <class Cfg, class Params>
+__device__ auto few_rows_weights(Params const& p, typename Cfg::Storage& storage, FewRowsTiles<Cfg> const& tile) {
+  using namespace cute;
+  Tensor const weight = p.tma_weight.get_tma_tensor(make_shape(p.n, p.k));
+  Tensor const s_weight = make_tensor(make_smem_ptr(storage.weight.begin()), typename Cfg::WeightLayout{});
+  auto const g_weight = local_tile(weight, Shape<Int<Cfg::TileN>, Int<Cfg::kTileK>>{}, make_coord(tile.n(), _));
+  return tma_partition(p.tma_weight, Int<0>{}, Layout<_1>{}, group_modes<0, 2>(s_weight), group_modes<0, 2>(g_weight));
+}
+
+// Brings the first weights as far as the L2 while the kernel before this one comes to its end. That they may be
+// written by it does no harm: the L2 is where they are written.
+template <class Cfg, class Params>
+__device__ void few_rows_prefetch(Params const& p, typename Cfg::Storage& storage) {
+  auto const weights = few_rows_weights<Cfg>(p, storage, FewRowsTiles<Cfg>(p));
+  int k = FewRowsTiles<Cfg>::slice();
+  for (int stage = 0; stage < Cfg::kStages && k < p.k_tiles(); ++stage, k += Cfg::SplitK) {
+    prefetch(p.tma_weight, cute::get<0>(weights)(cute::_, k));
+  }
+}
+
 // One thread, elected in a way that the compiler knows: otherwise it takes each load as one of many lanes'.
 template <class Cfg, class Params>
-__device__ void few_rows_load(Params const& p, typename Cfg::Storage& storage, PushedRows const& pushed) {
+__device__ void few_rows_load(Params const& p, typename Cfg::Storage& storage) {
   using namespace cute;
   using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
   using EmptyBarrier = cutlass::arch::ClusterBarrier;
   bool const gathers = p.exchange.form == ExchangeForm::kGather;
-  Tensor const weight = p.tma_weight.get_tma_tensor(make_shape(p.n, p.k));
+  auto const pushed = pushed_rows<Cfg>(p, ExchangeCall(p.exchange, /*is_needed=*/gathers));
   int const parity = gathers ? pushed.parity() : 0;
   Tensor const x = p.tma_x[parity].get_tma_tensor(make_shape(p.m, p.k));
-  Tensor const s_weight = make_tensor(make_smem_ptr(storage.weight.begin()), typename Cfg::WeightLayout{});
   Tensor const s_x = make_tensor(make_smem_ptr(storage.x.begin()), typename Cfg::XLayout{});
 
   int const first_k = FewRowsTiles<Cfg>::slice();
@@ -48,10 +77,8 @@ __device__ void few_rows_load(Params const& p, typename Cfg::Storage& storage, P
     bool const is_last_m = p.is_last_m(tile.m());
     auto const& tma_x = is_last_m ? p.tma_last_x[parity] : p.tma_x[parity];
     int const stage_bytes = Cfg::kWeightBytes + (is_last_m ? p.last_x_bytes : Cfg::kXBytes);
-    auto const g_weight = local_tile(weight, Shape<Int<Cfg::TileN>, Int<Cfg::kTileK>>{}, make_coord(tile.n(), _));
     auto const g_x = local_tile(x, Shape<Int<Cfg::TileM>, Int<Cfg::kTileK>>{}, make_coord(tile.m(), _));
-    auto const weights =
-        tma_partition(p.tma_weight, Int<0>{}, Layout<_1>{}, group_modes<0, 2>(s_weight), group_modes<0, 2>(g_weight));
+    auto const weights = few_rows_weights<Cfg>(p, storage, tile);
     auto const rows = tma_partition(tma_x, Int<0>{}, Layout<_1>{}, group_modes<0, 2>(s_x), group_modes<0, 2>(g_x));
     if (Cfg::SplitK > 1 && turn > 0) storage.split.wait_drained(turn - 1);
     auto ahead = state;
@@ -329,34 +356,37 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1) few_rows_kernel(CUTLASS_GRID
   }
   if constexpr (Cfg::SplitK > 1) cute::cluster_sync();
   __syncthreads();
-  asm volatile("griddepcontrol.wait;" ::: "memory");
 
-  ExchangeCall const call(p.exchange);
-  auto const pushed = [&] {
-    return PushedRows(p.exchange, call.wait(), call.parity(), p.m / p.exchange.world, p.k, p.num_tiles() * Cfg::SplitK);
-  };
   if (thread < Cfg::kMathThreads) {
     if constexpr (Cfg::kUnevenRegisters) cutlass::arch::warpgroup_reg_alloc<Cfg::kMathRegisters>();
-    few_rows_compute<Cfg>(p, storage, {p.exchange, p.num_units(), call, thread % 128}, thread);
+    wait_for_last_kernel();
+    few_rows_compute<Cfg>(p, storage, {p.exchange, p.num_units(), ExchangeCall(p.exchange), thread % 128}, thread);
   } else {
     if constexpr (Cfg::kUnevenRegisters) cutlass::arch::warpgroup_reg_dealloc<Cfg::kOtherRegisters>();
     int const warp = (thread - Cfg::kMathThreads) / 32, lane = thread % 32;
     if (warp == kExchangeWarps) {
-      if (blockIdx.x == 0) call.announce(lane);
-      if (cute::elect_one_sync()) few_rows_load<Cfg>(p, storage, pushed());
+      if (cute::elect_one_sync()) few_rows_prefetch<Cfg>(p, storage);
+      wait_for_last_kernel();
+      if (cute::elect_one_sync()) few_rows_load<Cfg>(p, storage);
       __syncwarp();
-      call.compare(lane);
-    } else if (p.exchange.form != ExchangeForm::kGather) {
-      few_rows_exchange<Cfg>(p, storage, call, warp);
-    } else if (warp == kPushWarps) {
-      pushed().watch(&storage.slices);
+      ExchangeCall(p.exchange).compare(lane);
     } else {
-      pushed().push(p.shard, thread - Cfg::kMathThreads);
-      if (p.gathered != nullptr) pushed().copy_to(p.gathered, thread - Cfg::kMathThreads);
+      wait_for_last_kernel();
+      ExchangeCall const call(p.exchange);
+      if (blockIdx.x == 0 && warp == kPushWarps) call.announce(lane);
+      if (p.exchange.form != ExchangeForm::kGather) {
+        few_rows_exchange<Cfg>(p, storage, call, warp);
+      } else if (warp == kPushWarps) {
+        pushed_rows<Cfg>(p, call).watch(&storage.slices);
+      } else {
+        auto const pushed = pushed_rows<Cfg>(p, call);
+        pushed.push(p.shard, thread - Cfg::kMathThreads);
+        if (p.gathered != nullptr) pushed.copy_to(p.gathered, thread - Cfg::kMathThreads);
+      }
     }
   }
   __syncthreads();
-  if (thread == 0) call.end();
+  if (thread == 0) ExchangeCall(p.exchange).end();
 }
 
 }  // namespace flux

@@ -2,7 +2,7 @@
 // How the rows of x of all ranks come together in a kernel for few rows (schedule/exchange_layout.hpp, gather): some
 // CTAs store this rank's rows at every rank, slice by slice along K, in the order in which the product takes them.
 
-#include "comm/signal.cuh"
+#include "kernels/exchange_call.cuh"
 #include "kernels/few_rows_launch.hpp"
 #include "schedule/chunk_order.hpp"
 
@@ -13,8 +13,8 @@ constexpr int kPushWarps = 2;
 class PushedRows {
  public:
   // `rows` of each rank. `num_ctas`: at least so many does the grid have on every rank.
-  __device__ PushedRows(ExchangeArgs const& args, SignalWait const& wait, int parity, int rows, int k, int num_ctas)
-      : args_(args), wait_(wait), parity_(parity), rows_(rows), row_vectors_(k / kVector) {
+  __device__ PushedRows(ExchangeArgs const& args, ExchangeCall const& call, int rows, int k, int num_ctas)
+      : args_(args), wait_(call.wait()), parity_(call.parity()), rows_(rows), row_vectors_(k / kVector) {
     pushers_ = min(num_ctas, kMaxPushers);
     slice_vectors_ = gather_slice_k(rows, k) / kVector;
   }

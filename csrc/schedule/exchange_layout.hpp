@@ -94,7 +94,7 @@ FLUX_HD int64_t all_reduce_slot_bytes(ExchangeForm form, int64_t bytes, int worl
 
 // Columns of a slice of a shard of `rows` rows: slices as large as that a signal costs little. A tile of K lies in one.
 FLUX_HD int gather_slice_k(int rows, int k) {
-  constexpr int64_t kLeastBytes = 128 << 10, kGranule = 128;
+  constexpr int64_t kLeastBytes = 256 << 10, kGranule = 128;
   int64_t const bytes = int64_t{2} * rows * k;
   int64_t const slices = bytes < 2 * kLeastBytes            ? 1
                          : bytes > kMaxSlices * kLeastBytes ? int64_t{kMaxSlices}

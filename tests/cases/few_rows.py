@@ -6,7 +6,7 @@ import torch
 
 import flux_ops
 from flux_ops import extension
-from tests.cases.base import BF16, FP16, OPS, Case, call, check, make
+from tests.cases.base import BF16, FP16, OPS, Case, call, check, make, run
 from tests.harness.compare import Findings, first_difference
 
 FEW_ROWS_OPS = ("ag_gemm", "gemm_rs")
@@ -123,6 +123,46 @@ def replayed(ctx, rounds):
         for (operands, strategy), y, want in zip(cells, results, wanted, strict=True):
             findings.add(f"{strategy} {operands.case}", first_difference(y, (want * scale).to(y.dtype), rank=ctx.rank))
             operands.x.div_(scale)
+    return findings.finish()
+
+
+def weight_of_the_product_before(ctx, calls):
+    """A weight that the kernel right before has written, each time anew in the same memory: it is not read too early.
+    Each row of x picks a column of that weight, on the first rank.
+    """
+    findings = Findings()
+    first = make(ctx, Case("gemm_ar", 128, 1024, 256))
+    name = strategies(ctx, "gemm_ar", 128, 1024, 256)[0]
+    weight, m = first.expected().to(BF16), 8 * ctx.world
+    picked = torch.arange(m) * 37 % weight.shape[1]
+    x = torch.zeros(m, weight.shape[1], dtype=BF16, device=ctx.device)
+    x[torch.arange(m), picked] = 1
+    own = slice(8 * ctx.rank, 8 * (ctx.rank + 1))
+    want = weight[:, picked].t()
+    shares = {"ag_gemm": (x[own], want), "gemm_rs": (x, want[own]), "gemm_ar": (x, want)}
+    if ctx.rank != 0:
+        x = torch.zeros_like(x)
+        shares |= {op: (x, shares[op][1]) for op in ("gemm_rs", "gemm_ar")}
+    for op, (share, expected) in shares.items():
+        for strategy in strategies(ctx, op, 8 if op != "gemm_ar" else m, 128, 1024):
+
+            def both(op=op, share=share, strategy=strategy):
+                return run(op, share, call(first, strategy=name), strategy=strategy)
+
+            both()
+            graph = torch.cuda.CUDAGraph()
+            ctx.sync()
+            with torch.cuda.graph(graph):
+                replayed = both()
+            ctx.sync()
+            for turn in range(calls):
+                scale = 2.0 ** (turn % 4)
+                first.x.mul_(scale)
+                y = both()
+                findings.add(f"{strategy}, {op}", first_difference(y, expected * scale, rank=ctx.rank))
+                graph.replay()
+                findings.add(f"{strategy}, {op}, replayed", first_difference(replayed, expected * scale, rank=ctx.rank))
+                first.x.div_(scale)
     return findings.finish()
 
 

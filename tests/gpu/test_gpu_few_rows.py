@@ -28,6 +28,9 @@ class TestGpuFewRows:
     def test_replay(self, ranks, record_property):
         record_property("cells", ranks.run(few_rows.replayed, 60)[0])
 
+    def test_weight_of_the_product_before(self, ranks, record_property):
+        record_property("cells", ranks.run(few_rows.weight_of_the_product_before, 12)[0])
+
     @pytest.mark.parametrize("op", few_rows.FEW_ROWS_OPS)
     def test_a_peer_too_late_is_named(self, spawn, op):
         ranks = spawn(2, {"FLUX_TIMEOUT": str(self.timeout_s)})
