@@ -71,16 +71,14 @@ __device__ void few_rows_load(Params const& p, typename Cfg::Storage& storage) {
 
   int const first_k = FewRowsTiles<Cfg>::slice();
   int arrived_k = 0;                                    // tiles of K whose x is there
-  int turn = 0;                                         // of the tiles
   cutlass::PipelineState<Cfg::kStages> state(0, 1, 0);  // all stages are empty
-  for (FewRowsTiles<Cfg> tile(p); tile.is_valid(); tile.next(), ++turn) {
+  for (FewRowsTiles<Cfg> tile(p); tile.is_valid(); tile.next()) {
     bool const is_last_m = p.is_last_m(tile.m());
     auto const& tma_x = is_last_m ? p.tma_last_x[parity] : p.tma_x[parity];
     int const stage_bytes = Cfg::kWeightBytes + (is_last_m ? p.last_x_bytes : Cfg::kXBytes);
     auto const g_x = local_tile(x, Shape<Int<Cfg::TileM>, Int<Cfg::kTileK>>{}, make_coord(tile.m(), _));
     auto const weights = few_rows_weights<Cfg>(p, storage, tile);
     auto const rows = tma_partition(tma_x, Int<0>{}, Layout<_1>{}, group_modes<0, 2>(s_x), group_modes<0, 2>(g_x));
-    if (Cfg::SplitK > 1 && turn > 0) storage.split.wait_drained(turn - 1);
     auto ahead = state;
     auto const load_weight = [&](int k) {
       int const stage = ahead.index();
@@ -92,7 +90,7 @@ __device__ void few_rows_load(Params const& p, typename Cfg::Storage& storage) {
     };
     // While the peers' rows of x come in, the weights fill all stages, and the next ones come as far as the L2.
     int loaded_k = first_k;
-    if (gathers && turn == 0) {
+    if (gathers && arrived_k == 0) {
       for (int stage = 0; stage < Cfg::kStages && loaded_k < p.k_tiles(); ++stage, loaded_k += Cfg::SplitK) {
         load_weight(loaded_k);
       }
@@ -206,14 +204,15 @@ __device__ float2 few_rows_bias(Params const& p, FewRowsPlace<Cfg> const& place)
 }
 
 // Where a math warp keeps its partial of the last tile: over operands that its warpgroup alone reads, and has read,
-// which lie in blocks of 64 rows by 64 columns of the weight; or over what add_slices() has left for the same thread.
+// which lie in blocks of 64 rows by 64 columns of the weight; or where add_slices() has left its parts.
 template <class Cfg>
 class FewRowsKept {
  public:
   using Vector = typename Cfg::Transfer::Vector;
   __device__ FewRowsKept(typename Cfg::Storage& storage, int thread)
-      : first_(reinterpret_cast<uint8_t*>(storage.weight.begin()) +
-               (kByThread ? thread * 16 : thread / 128 * kBlockBytes + thread % 128 * 16)) {}
+      : first_(kByThread ? storage.parts + thread * 16
+                         : reinterpret_cast<uint8_t*>(storage.weight.begin()) + thread / 128 * kBlockBytes +
+                               thread % 128 * 16) {}
   __device__ Vector& at(int v) const {
     int const offset =
         kByThread ? v * Cfg::kMathThreads * 16 : v / kPerBlock * Cfg::kParts * kBlockBytes + v % kPerBlock * 128 * 16;
@@ -223,7 +222,8 @@ class FewRowsKept {
  private:
   static constexpr bool kByThread = Cfg::SplitK > 1;
   static constexpr int kBlockBytes = 64 * 64 * 2, kPerBlock = kBlockBytes / (128 * 16);
-  static_assert(Cfg::Transfer::kVectors * Cfg::kMathThreads * 16 <= Cfg::kStages * Cfg::kWeightBytes);
+  static_assert(Cfg::Transfer::kVectors * Cfg::kMathThreads * 16 <=
+                (kByThread ? Cfg::kSplitBytes : Cfg::kStages * Cfg::kWeightBytes));
   uint8_t* first_;
 };
 
@@ -279,7 +279,8 @@ __device__ void few_rows_compute(Params const& p, typename Cfg::Storage& storage
     Tensor acc = partition_fragment_C(typename Cfg::Mma{}, Shape<Int<Cfg::TileN>, Int<Cfg::TileM>>{});
     few_rows_multiply<Cfg>(storage, p.k_tiles(), state, thread, acc);
     if constexpr (Cfg::SplitK > 1) {
-      add_slices<Cfg::SplitK, Cfg::kParts>(storage.split, storage.weight.begin(), tile.slice(), turn, thread, acc);
+      add_slices<Cfg::SplitK, Cfg::kParts>(storage.split, storage.parts, tile.slice(), turn, tile.is_last(), thread,
+                                           acc);
     }
     float2 const bias = gathers ? few_rows_bias<Cfg>(p, place) : float2{};
     typename Transfer::Vector words[Transfer::kVectors];

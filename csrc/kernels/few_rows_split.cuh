@@ -1,25 +1,25 @@
 #pragma once
 // How the CTAs of a cluster that share a tile add up their parts of it. The accumulators of a tile fall into a slice
-// for each CTA; every CTA stores what it has of another's slice into that one's shared memory, over the operands.
+// for each CTA; every CTA stores what it has of another's slice into that one's shared memory.
 //
-//   done      all math warps of the cluster have multiplied: the operands are not needed any more
 //   arrived   the others' parts of this CTA's slice have come
-//   drained   this CTA's math warps have read them: the next tile's operands may be loaded
+//   free      all CTAs of the cluster have read what had come before: this one may store its next parts
 
 #include "cutlass/arch/barrier.h"
 
 namespace flux {
 
 struct SplitBarriers {
-  uint64_t done, arrived, drained;
+  uint64_t arrived, free;
 
   __device__ void init(int ctas, int warps) {
-    cutlass::arch::ClusterBarrier::init(&done, ctas * warps);
     cutlass::arch::ClusterBarrier::init(&arrived, 1);
-    cutlass::arch::ClusterBarrier::init(&drained, warps);
+    cutlass::arch::ClusterBarrier::init(&free, ctas * warps);
   }
-  __device__ void wait_drained(int turn) { cutlass::arch::ClusterBarrier::wait(&drained, turn & 1); }
 };
+
+// That the parts of a tile of so many elements take at each CTA.
+constexpr int split_bytes(int elements, int ctas) { return elements / ctas * (ctas - 1) * 4; }
 
 __device__ __forceinline__ uint32_t address_in_cluster(void const* shared, int cta) {
   uint32_t address;
@@ -42,10 +42,11 @@ __device__ __forceinline__ void wait_in_cluster(uint64_t* barrier, int phase) {
 }
 
 // Adds up the slice of this CTA over the cluster: its sums are the first values of `acc` then. For all math threads;
-// `turn` counts the tiles. `buffer` is the shared memory of the operands. The order of the adds depends on the CTA's
-// number alone.
+// `turn` counts the tiles. `buffer` is in shared memory, of split_bytes(); after the last tile each thread may use
+// there what it has read. The order of the adds depends on the CTA's number alone.
 template <int Ctas, int Parts, class Accumulators>
-__device__ void add_slices(SplitBarriers& barriers, void* buffer, int cta, int turn, int thread, Accumulators& acc) {
+__device__ void add_slices(SplitBarriers& barriers, void* buffer, int cta, int turn, bool is_last, int thread,
+                           Accumulators& acc) {
   constexpr int kCount = decltype(cute::size(acc))::value / Ctas;
   constexpr int kThreads = Parts * 128, kSliceBytes = kCount * 4 * kThreads;
   static_assert(kCount % 4 == 0);
@@ -53,12 +54,7 @@ __device__ void add_slices(SplitBarriers& barriers, void* buffer, int cta, int t
   if (thread == 0) {
     cutlass::arch::ClusterTransactionBarrier::arrive_and_expect_tx(&barriers.arrived, (Ctas - 1) * kSliceBytes);
   }
-  if (thread % 32 < Ctas) {
-    uint32_t const there = address_in_cluster(&barriers.done, thread % 32);
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
-  }
-  __syncwarp();
-  wait_in_cluster(&barriers.done, turn & 1);
+  if (turn > 0) wait_in_cluster(&barriers.free, (turn - 1) & 1);
 #pragma unroll
   for (int mine = 0; mine < Ctas; ++mine) {  // so that registers are known at compile time
     if (mine != cta) continue;
@@ -92,9 +88,11 @@ __device__ void add_slices(SplitBarriers& barriers, void* buffer, int cta, int t
       acc(i + 3) += values.w;
     }
   }
-  cutlass::arch::fence_view_async_shared();  // loads by TMA come next
   __syncwarp();
-  if (thread % 32 == 0) cutlass::arch::ClusterBarrier::arrive(&barriers.drained);
+  if (!is_last && thread % 32 < Ctas) {  // after the last tile the others may have left
+    uint32_t const there = address_in_cluster(&barriers.free, thread % 32);
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
+  }
 }
 
 }  // namespace flux

@@ -1,6 +1,8 @@
 #pragma once
 // What a kernel for few rows is made of: its configuration, its arguments, and where tiles and their words lie.
 
+#include <algorithm>
+
 #include "cute/tensor.hpp"
 #include "cutlass/cutlass.h"
 #include "kernels/exchange.cuh"
@@ -23,7 +25,8 @@ struct FewRowsConfig {
   static constexpr int kWords = kSliceM / 4;      // of a thread: pairs of sums
   static constexpr int kWeightBytes = TileN * kTileK * 2, kXBytes = TileM * kTileK * 2;
   static constexpr int kStageBytes = kWeightBytes + kXBytes;
-  static constexpr int kStages = 215 * 1024 / kStageBytes;
+  static constexpr int kSplitBytes = split_bytes(TileN * TileM, SplitK);
+  static constexpr int kStages = (215 * 1024 - kSplitBytes) / kStageBytes;
   // Of a thread: 3 warpgroups have not enough for all alike.
   static constexpr bool kUnevenRegisters = kParts > 1;
   static constexpr int kMathRegisters = 208, kOtherRegisters = 88;
@@ -49,6 +52,7 @@ struct FewRowsConfig {
   struct Storage {
     alignas(1024) cute::ArrayEngine<Element, cute::cosize_v<WeightLayout>> weight;
     alignas(1024) cute::ArrayEngine<Element, cute::cosize_v<XLayout>> x;
+    alignas(16) uint8_t parts[std::max(kSplitBytes, 16)];  // of the tile, by the other CTAs: few_rows_split.cuh
     uint64_t full[kStages];
     uint64_t empty[kStages];
     SplitBarriers split;
