@@ -88,11 +88,6 @@ __device__ __forceinline__ Epoch wait_at_least(SignalWait const& wait, Epoch con
   }
 }
 
-// Loads two words, aligned as one of 16 bytes, in the time of one.
-__device__ __forceinline__ void load_acquire_sys(Epoch const* p, Epoch (&v)[2]) {
-  asm volatile("ld.acquire.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(v[0]), "=l"(v[1]) : "l"(p) : "memory");
-}
-
 // Waits for the signal of this call at *word; a signal of the same epoch with another digest is a fault. The word
 // keeps its value until this rank has finished the call, so no other value can follow the right one.
 __device__ __forceinline__ void wait_signal(SignalWait const& wait, Epoch const* word, int peer, int piece, int tile_m,
@@ -100,22 +95,6 @@ __device__ __forceinline__ void wait_signal(SignalWait const& wait, Epoch const*
   Epoch const expected = signal_of(wait);
   Epoch const seen = wait_at_least(wait, word, make_signal(signal_epoch(expected), 0), peer, piece, tile_m, tile_n);
   if (seen != expected) report_fault(wait, peer, piece, tile_m, tile_n, expected, seen);
-}
-
-// The same for the first `count` of two words.
-__device__ __forceinline__ void wait_signals(SignalWait const& wait, Epoch const* words, int count, int peer,
-                                             int piece) {
-  Epoch const expected = signal_of(wait), least = make_signal(signal_epoch(expected), 0);
-  uint64_t start = 0;
-  for (;;) {
-    Epoch seen[2];
-    load_acquire_sys(words, seen);
-    Epoch const other = seen[0] != expected || count < 2 ? seen[0] : seen[1];  // than expected, if one is
-    if (other == expected) return;
-    uint64_t const now = global_timer_ns();
-    if (start == 0) start = now;
-    if (other >= least || now - start > wait.timeout_ns) report_fault(wait, peer, piece, -1, -1, expected, other);
-  }
 }
 
 }  // namespace flux

@@ -2,8 +2,6 @@
 // How the rows of x of all ranks come together in a kernel for few rows (schedule/exchange_layout.hpp, gather): some
 // CTAs store this rank's rows at every rank, slice by slice along K, in the order in which the product takes them.
 
-#include <cstddef>
-
 #include "kernels/exchange_call.cuh"
 #include "kernels/few_rows_launch.hpp"
 #include "schedule/chunk_order.hpp"
@@ -84,10 +82,13 @@ class PushedRows {
   __device__ void wait_slice(int slice) const {
     int const lane = threadIdx.x % 32;
     ExchangeWords const& local = *args_.words[args_.rank];
-    int const first = 2 * lane, count = pushers_ - first;  // two pushers of a source at a time
-    static_assert(kMaxPushers == 2 * 32 && offsetof(ExchangeWords, pushed) % 16 == 0);
     for (int source = 0; source < args_.world; ++source) {
-      if (count > 0) wait_signals(wait_, &local.pushed[parity_][source][slice][first], count, source, slice);
+#pragma unroll
+      for (int i = 0; i < kMaxPushers; i += 32) {
+        if (i + lane < pushers_) {
+          wait_signal(wait_, &local.pushed[parity_][source][slice][i + lane], source, slice, -1, -1);
+        }
+      }
     }
     __syncwarp();
   }
