@@ -5,13 +5,15 @@
 // of the weight, the left operand of the MMA, by TileM rows of x. Where there are too few such tiles, SplitK CTAs, a
 // cluster, share one: each multiplies a part of K, and they exchange what they have, each for a slice of the tile's x.
 //
-//   load       one warp, by TMA: the weight past the L2's care (it is used once), x with it
+//   load       one warp, by TMA: the weight past the L2's care (it is used once), x with it; and the first of the
+//              weight into the L2, while the kernel before this one ends
 //   math       a warpgroup for each 64 rows of the weight. When a tile is done, it sends the rounded partial straight
 //              into the peers' exchange area; after its last tile it waits for the sums and writes y
 //   exchange   three warps: do the same for the tiles before the last one, while the next is computed (ag_gemm: two
 //              push this rank's rows of x to the peers, one watches what comes in)
 //
-// The load warp also waits for each peer's word of this call: it tells unlike calls apart.
+// A warp of the first CTA tells the peers which call this is, and the load warps wait for their words of it: that tells
+// unlike calls apart.
 //
 // The sum has the same bits on all ranks.
 
@@ -27,10 +29,12 @@
 
 namespace flux {
 
-// No sooner may the memory be touched that kernels before this one on the stream write.
+static_assert(kExchangeWarps == kPushWarps + 1, "of an ag_gemm: those that push, and one that watches");
+
+// No sooner may memory be read or written, but for prefetches, that kernels before this one on the stream use.
 __device__ __forceinline__ void wait_for_last_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// For ag_gemm; its call must be known then.
+// Of an ag_gemm, whose call must be known.
 template <class Cfg, class Params>
 __device__ PushedRows pushed_rows(Params const& p, ExchangeCall const& call) {
   return PushedRows(p.exchange, call, p.m / p.exchange.world, p.k, p.num_tiles() * Cfg::SplitK);
@@ -204,7 +208,7 @@ __device__ float2 few_rows_bias(Params const& p, FewRowsPlace<Cfg> const& place)
 }
 
 // Where a math warp keeps its partial of the last tile: over operands that its warpgroup alone reads, and has read,
-// which lie in blocks of 64 rows by 64 columns of the weight; or where add_slices() has left its parts.
+// which lie in blocks of 64 rows by 64 columns of the weight; or over the others' parts that its thread has added.
 template <class Cfg>
 class FewRowsKept {
  public:
@@ -374,10 +378,10 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1) few_rows_kernel(CUTLASS_GRID
     } else {
       wait_for_last_kernel();
       ExchangeCall const call(p.exchange);
-      if (blockIdx.x == 0 && warp == kPushWarps) call.announce(lane);
+      if (blockIdx.x == 0 && warp == kWatchWarp) call.announce(lane);
       if (p.exchange.form != ExchangeForm::kGather) {
         few_rows_exchange<Cfg>(p, storage, call, warp);
-      } else if (warp == kPushWarps) {
+      } else if (warp == kWatchWarp) {
         pushed_rows<Cfg>(p, call).watch(&storage.slices);
       } else {
         auto const pushed = pushed_rows<Cfg>(p, call);

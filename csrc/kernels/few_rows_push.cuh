@@ -8,7 +8,7 @@
 
 namespace flux {
 
-constexpr int kPushWarps = 2;
+constexpr int kPushWarps = 2, kWatchWarp = kPushWarps;
 
 class PushedRows {
  public:

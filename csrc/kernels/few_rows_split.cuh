@@ -18,7 +18,7 @@ struct SplitBarriers {
   }
 };
 
-// That the parts of a tile of so many elements take at each CTA.
+// Bytes that the others' parts, in fp32, of a tile of so many elements take at each CTA.
 constexpr int split_bytes(int elements, int ctas) { return elements / ctas * (ctas - 1) * 4; }
 
 __device__ __forceinline__ uint32_t address_in_cluster(void const* shared, int cta) {
@@ -49,7 +49,7 @@ __device__ void add_slices(SplitBarriers& barriers, void* buffer, int cta, int t
                            Accumulators& acc) {
   constexpr int kCount = decltype(cute::size(acc))::value / Ctas;
   constexpr int kThreads = Parts * 128, kSliceBytes = kCount * 4 * kThreads;
-  static_assert(kCount % 4 == 0);
+  static_assert(kCount % 4 == 0 && split_bytes(Ctas * kCount * kThreads, Ctas) == (Ctas - 1) * kSliceBytes);
   auto const offset = [&](int source, int i) { return source * kSliceBytes + (i / 4 * kThreads + thread) * 16; };
   if (thread == 0) {
     cutlass::arch::ClusterTransactionBarrier::arrive_and_expect_tx(&barriers.arrived, (Ctas - 1) * kSliceBytes);

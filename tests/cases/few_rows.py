@@ -128,42 +128,54 @@ def replayed(ctx, rounds):
 
 def weight_of_the_product_before(ctx, calls):
     """A weight that the kernel right before has written, each time anew in the same memory: it is not read too early.
-    Each row of x picks a column of that weight, on the first rank.
+    The ranks are late in turn, so that the other ranks' second kernel is there while their first one waits. Each row of
+    x picks a column of that weight, where the op adds up on the first rank alone.
     """
     findings = Findings()
     first = make(ctx, Case("gemm_ar", 128, 1024, 256))
-    name = strategies(ctx, "gemm_ar", 128, 1024, 256)[0]
-    weight, m = first.expected().to(BF16), 8 * ctx.world
-    picked = torch.arange(m) * 37 % weight.shape[1]
-    x = torch.zeros(m, weight.shape[1], dtype=BF16, device=ctx.device)
-    x[torch.arange(m), picked] = 1
-    own = slice(8 * ctx.rank, 8 * (ctx.rank + 1))
-    want = weight[:, picked].t()
-    shares = {"ag_gemm": (x[own], want), "gemm_rs": (x, want[own]), "gemm_ar": (x, want)}
-    if ctx.rank != 0:
-        x = torch.zeros_like(x)
-        shares |= {op: (x, shares[op][1]) for op in ("gemm_rs", "gemm_ar")}
-    for op, (share, expected) in shares.items():
-        for strategy in strategies(ctx, op, 8 if op != "gemm_ar" else m, 128, 1024):
+    name, weight = strategies(ctx, "gemm_ar", 128, 1024, 256)[0], first.expected().to(BF16)
+    for op, rows in ((op, rows) for op in OPS for rows in (8, 32)):
+        m = rows * ctx.world
+        picked = torch.arange(m) * (weight.shape[1] // m + 1) % weight.shape[1]
+        own = slice(rows * ctx.rank, rows * (ctx.rank + 1))
+        x = torch.zeros(m, weight.shape[1], dtype=BF16, device=ctx.device)
+        if op == "ag_gemm" or ctx.rank == 0:
+            x[torch.arange(m), picked] = 1
+        x = x[own] if op == "ag_gemm" else x
+        want = weight[:, picked].t()
+        want = want[own] if op == "gemm_rs" else want
+        for strategy in strategies(ctx, op, m if op == "gemm_ar" else rows, 128, 1024):
 
-            def both(op=op, share=share, strategy=strategy):
-                return run(op, share, call(first, strategy=name), strategy=strategy)
+            def both(op=op, x=x, strategy=strategy):
+                return run(op, x, call(first, strategy=name), strategy=strategy)
 
-            both()
-            graph = torch.cuda.CUDAGraph()
-            ctx.sync()
-            with torch.cuda.graph(graph):
-                replayed = both()
-            ctx.sync()
-            for turn in range(calls):
-                scale = 2.0 ** (turn % 4)
-                first.x.mul_(scale)
-                y = both()
-                findings.add(f"{strategy}, {op}", first_difference(y, expected * scale, rank=ctx.rank))
-                graph.replay()
-                findings.add(f"{strategy}, {op}, replayed", first_difference(replayed, expected * scale, rank=ctx.rank))
-                first.x.div_(scale)
+            for way, step in (("eager", both), ("replayed", captured(ctx, both))):
+                for turn in range(calls):
+                    scale = 2.0 ** (turn % 4)
+                    first.x.mul_(scale)
+                    if turn % ctx.world == ctx.rank:
+                        ctx.stall(1e-3)
+                    y = step()
+                    label = f"{op}, {rows} rows, {strategy}, {way}"
+                    findings.add(label, first_difference(y, want * scale, rank=ctx.rank))
+                    first.x.div_(scale)
     return findings.finish()
+
+
+def captured(ctx, step):
+    """A function that replays a CUDA graph of `step` and returns its result."""
+    step()
+    graph = torch.cuda.CUDAGraph()
+    ctx.sync()
+    with torch.cuda.graph(graph):
+        result = step()
+    ctx.sync()
+
+    def replay():
+        graph.replay()
+        return result
+
+    return replay
 
 
 def faulty(ctx, op, case, *args):
