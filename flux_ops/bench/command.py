@@ -106,7 +106,7 @@ def layers(args) -> list[tuple[str, Shape, tuple[str, ...]]]:
         if args.study == "rows":
             found += [(name, *one) for one in rows.layers(scaled, asked or OPS, rows.parse(args.rows), args.world)]
             continue
-        ops = [op for op in asked or _ops_of(name) if op == "gemm_ar" or scaled.m % args.world == 0]
+        ops = [op for op in asked or _ops_of(name) if scaled.suits(op, args.world)]
         if args.study:
             ops = [op for op in ops if op in studies.STUDIES[args.study].ops]
         if ops:

@@ -17,6 +17,10 @@ class Shape:
     h: int
     i: int
 
+    def suits(self, op: str, world: int) -> bool:
+        """Whether the op takes so many rows: those that gather or scatter take a multiple of TP."""
+        return op == "gemm_ar" or self.m % world == 0
+
     def product(self, op: str, world: int) -> tuple[int, int, int]:
         """(M, N, K) of one rank's product."""
         return (self.m, self.i // world, self.h) if op == "ag_gemm" else (self.m, self.h, self.i // world)
@@ -46,11 +50,17 @@ def read_lists(path: str | pathlib.Path, names: str = "") -> list[tuple[str, Sha
 
 
 def parse_shapes(text: str, op: str, world: int) -> list[tuple[int, int, int]]:
-    """(M, N, K) for each shape of "M,N,K[;M,N,K]", or of FILE[:LIST,...]. Raises ValueError for anything else."""
+    """(M, N, K) for each shape of "M,N,K[;M,N,K]", or for those of FILE[:LIST,...] whose rows the op takes. Raises
+    ValueError for anything else.
+    """
+    products = []
     if any(c.isalpha() for c in text):
         path, _, names = text.partition(":")
-        return [shape.product(op, world) for _, shape in read_lists(path, names)]
-    products = []
+        shapes = [shape for _, shape in read_lists(path, names)]
+        products = [shape.product(op, world) for shape in shapes if shape.suits(op, world)]
+        if shapes and not products:
+            raise ValueError(f"{text}: {op} takes none of these M: an M must be a multiple of the {world} ranks")
+        return products
     for part in filter(None, text.split(";")):
         sizes = [s.strip() for s in part.split(",")]
         if len(sizes) != 3 or not all(s.isdecimal() and int(s) > 0 for s in sizes):

@@ -98,10 +98,14 @@ def test_shapes_that_make_no_sense(shapes, words):
 
 def test_shapes_of_a_file(tmp_path):
     path = tmp_path / "shapes.json"
-    path.write_text(json.dumps({"about": "", "a": [{"name": "x", "M": 64, "H": 16, "I": 32}], "b": []}))
-    assert parse_shapes(str(path), "ag_gemm", 2) == [(64, 16, 16)]
+    x, y, z = ({"name": name, "M": m, "H": 16, "I": 32} for name, m in (("x", 64), ("y", 1), ("z", 2)))
+    path.write_text(json.dumps({"about": "", "a": [x], "b": [], "d": [y, z]}))
+    assert parse_shapes(str(path), "ag_gemm", 2) == [(64, 16, 16), (2, 16, 16)]
     assert parse_shapes(f"{path}:a", "gemm_rs", 4) == [(64, 16, 8)]
-    with pytest.raises(ValueError, match="no list 'c'; it has a, b"):
+    assert parse_shapes(f"{path}:d", "gemm_ar", 2) == [(1, 16, 16), (2, 16, 16)]
+    with pytest.raises(ValueError, match="takes none of these M"):
+        parse_shapes(f"{path}:d", "ag_gemm", 3)
+    with pytest.raises(ValueError, match="no list 'c'; it has a, b, d"):
         parse_shapes(f"{path}:c", "gemm_rs", 2)
 
 
