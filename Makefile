@@ -1,6 +1,7 @@
 # make demo   builds the package in a virtual environment in this folder, and runs a tensor-parallel MLP
 # make train, make generate   the same, and run an example
 # make test   the same, and runs every test that this machine can run
+# make sanitize   the tests of the CPU backend, compiled with gcc's sanitizers for addresses and undefined behaviour
 #
 # SYSTEM_PYTHON=1    uses the current python3 and its packages: no virtual environment, no download
 # BUILD=0            uses the extension module that is there
@@ -36,7 +37,7 @@ CPP_FILES = $(shell find csrc tests -name '*.cpp' -o -name '*.hpp' -o -name '*.c
 BUILD_COMMAND = $(PY) setup.py --quiet build_ext --inplace
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo train generate test gpu-test bench build build-for-machine lint format clean
+.PHONY: demo train generate test sanitize gpu-test bench build build-for-machine lint format clean
 
 demo: build-for-machine
 	$(PY) benchmarks/demo.py $(ARGS)
@@ -74,6 +75,19 @@ build-for-machine: $(ENVIRONMENT) $(TOOLS)
 	@FLUX_BUILD_CUDA=0 $(BUILD_COMMAND)
 endif
 endif
+
+# ---- memory errors: a copy of the sources, whose extension module is another
+
+SANITIZED := build/sanitized
+SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+RUNTIMES = $(foreach name,asan ubsan stdc++,$(shell gcc -print-file-name=lib$(name).so))
+
+sanitize: $(ENVIRONMENT) $(TOOLS)
+	@mkdir -p $(SANITIZED) && git ls-files | xargs cp --parents --preserve=timestamps --target-directory $(SANITIZED)
+	@cd $(SANITIZED) && CFLAGS="$(SANITIZERS) -g1 -D_GLIBCXX_ASSERTIONS" LDFLAGS="$(SANITIZERS)" FLUX_BUILD_CUDA=0 \
+	  $(abspath $(PY)) setup.py --quiet build_ext --inplace
+	cd $(SANITIZED) && PYTHONPATH=$(abspath $(SANITIZED)) LD_PRELOAD="$(RUNTIMES)" ASAN_OPTIONS=detect_leaks=0 \
+	  $(abspath $(PY)) -m pytest $(or $(ARGS),tests/distributed tests/unit)
 
 # ---- the virtual environment
 
