@@ -81,13 +81,14 @@ endif
 SANITIZED := build/sanitized
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 RUNTIMES = $(foreach name,asan ubsan stdc++,$(shell gcc -print-file-name=lib$(name).so))
+WHOLE_PY = $(abspath $(shell command -v $(PY)))
 
 sanitize: $(ENVIRONMENT) $(TOOLS)
 	@mkdir -p $(SANITIZED) && git ls-files | xargs cp --parents --preserve=timestamps --target-directory $(SANITIZED)
 	@cd $(SANITIZED) && CFLAGS="$(SANITIZERS) -g1 -D_GLIBCXX_ASSERTIONS" LDFLAGS="$(SANITIZERS)" FLUX_BUILD_CUDA=0 \
-	  $(abspath $(PY)) setup.py --quiet build_ext --inplace
+	  $(WHOLE_PY) setup.py --quiet build_ext --inplace
 	cd $(SANITIZED) && PYTHONPATH=$(abspath $(SANITIZED)) LD_PRELOAD="$(RUNTIMES)" ASAN_OPTIONS=detect_leaks=0 \
-	  $(abspath $(PY)) -m pytest $(or $(ARGS),tests/distributed tests/unit)
+	  $(WHOLE_PY) -m pytest $(or $(ARGS),tests/distributed tests/unit)
 
 # ---- the virtual environment
 
