@@ -13,11 +13,9 @@ namespace flux {
 
 class ExchangeCall {
  public:
-  // Not before the call before has ended on the stream. Reading which call it is takes the better part of a us: a warp
-  // that has no use for that says so.
-  __device__ explicit ExchangeCall(ExchangeArgs const& args, bool is_needed = true) : args_(args), wait_(args.wait) {
-    number_ = 0;
-    if (is_needed) number_ = load_relaxed_sys(&local().calls) + 1;
+  // Not before the call before has ended on the stream. That it reads which call it is takes the better part of a us.
+  __device__ explicit ExchangeCall(ExchangeArgs const& args) : args_(args), wait_(args.wait) {
+    number_ = load_relaxed_sys(&local().calls) + 1;
     wait_.signal = make_signal(number_, args.digest);
   }
 

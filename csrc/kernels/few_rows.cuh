@@ -50,39 +50,28 @@ __device__ auto few_rows_weights(Params const& p, typename Cfg::Storage& storage
   return tma_partition(p.tma_weight, Int<0>{}, Layout<_1>{}, group_modes<0, 2>(s_weight), group_modes<0, 2>(g_weight));
 }
 
-// Brings the first weights as far as the L2 while the kernel before this one comes to its end. That they may be
-// written by it does no harm: the L2 is where they are written.
-template <class Cfg, class Params>
-__device__ void few_rows_prefetch(Params const& p, typename Cfg::Storage& storage) {
-  auto const weights = few_rows_weights<Cfg>(p, storage, FewRowsTiles<Cfg>(p));
-  int k = FewRowsTiles<Cfg>::slice();
-  for (int stage = 0; stage < Cfg::kStages && k < p.k_tiles(); ++stage, k += Cfg::SplitK) {
-    prefetch(p.tma_weight, cute::get<0>(weights)(cute::_, k));
-  }
-}
-
-// One thread, elected in a way that the compiler knows: otherwise it takes each load as one of many lanes'.
+// One thread, elected in a way that the compiler knows: otherwise it takes each load as one of many lanes'. What needs
+// no memory is computed before the kernel before this one has ended, and the first weights come as far as the L2: that
+// they may be written by it does no harm, as the L2 is where they are written.
 template <class Cfg, class Params>
 __device__ void few_rows_load(Params const& p, typename Cfg::Storage& storage) {
   using namespace cute;
   using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
   using EmptyBarrier = cutlass::arch::ClusterBarrier;
   bool const gathers = p.exchange.form == ExchangeForm::kGather;
-  auto const pushed = pushed_rows<Cfg>(p, ExchangeCall(p.exchange, /*is_needed=*/gathers));
-  int const parity = gathers ? pushed.parity() : 0;
-  Tensor const x = p.tma_x[parity].get_tma_tensor(make_shape(p.m, p.k));
+  GatheredSlices const slices(gathers ? p.m / p.exchange.world : 1, p.k);
   Tensor const s_x = make_tensor(make_smem_ptr(storage.x.begin()), typename Cfg::XLayout{});
 
   int const first_k = FewRowsTiles<Cfg>::slice();
+  int parity = 0;                                       // kGather: of the call
   int arrived_k = 0;                                    // tiles of K whose x is there
+  bool is_first = true;                                 // of the tiles
   cutlass::PipelineState<Cfg::kStages> state(0, 1, 0);  // all stages are empty
   for (FewRowsTiles<Cfg> tile(p); tile.is_valid(); tile.next()) {
-    bool const is_last_m = p.is_last_m(tile.m());
-    auto const& tma_x = is_last_m ? p.tma_last_x[parity] : p.tma_x[parity];
+    int const tile_m = tile.m();
+    bool const is_last_m = p.is_last_m(tile_m);
     int const stage_bytes = Cfg::kWeightBytes + (is_last_m ? p.last_x_bytes : Cfg::kXBytes);
-    auto const g_x = local_tile(x, Shape<Int<Cfg::TileM>, Int<Cfg::kTileK>>{}, make_coord(tile.m(), _));
     auto const weights = few_rows_weights<Cfg>(p, storage, tile);
-    auto const rows = tma_partition(tma_x, Int<0>{}, Layout<_1>{}, group_modes<0, 2>(s_x), group_modes<0, 2>(g_x));
     auto ahead = state;
     auto const load_weight = [&](int k) {
       int const stage = ahead.index();
@@ -92,18 +81,30 @@ __device__ void few_rows_load(Params const& p, typename Cfg::Storage& storage) {
            get<1>(weights)(_, stage));
       ++ahead;
     };
-    // While the peers' rows of x come in, the weights fill all stages, and the next ones come as far as the L2.
+    auto const prefetch_weights = [&](int k) {  // of as many stages as there are
+      for (int end = min(p.k_tiles(), k + Cfg::kStages * Cfg::SplitK); k < end; k += Cfg::SplitK) {
+        prefetch(p.tma_weight, get<0>(weights)(_, k));
+      }
+    };
     int loaded_k = first_k;
-    if (gathers && arrived_k == 0) {
+    if (is_first) {
+      prefetch_weights(first_k);
+      wait_for_last_kernel();
+    }
+    if (is_first && gathers) {  // while the peers' rows of x come in
       for (int stage = 0; stage < Cfg::kStages && loaded_k < p.k_tiles(); ++stage, loaded_k += Cfg::SplitK) {
         load_weight(loaded_k);
       }
-      for (int k = loaded_k; k < min(p.k_tiles(), loaded_k + Cfg::kStages * Cfg::SplitK); k += Cfg::SplitK) {
-        prefetch(p.tma_weight, get<0>(weights)(_, k));
-      }
+      prefetch_weights(loaded_k);
+      parity = ExchangeCall(p.exchange).parity();
     }
+    is_first = false;
+    auto const& tma_x = is_last_m ? p.tma_last_x[parity] : p.tma_x[parity];
+    Tensor const x = p.tma_x[parity].get_tma_tensor(make_shape(p.m, p.k));
+    auto const g_x = local_tile(x, Shape<Int<Cfg::TileM>, Int<Cfg::kTileK>>{}, make_coord(tile_m, _));
+    auto const rows = tma_partition(tma_x, Int<0>{}, Layout<_1>{}, group_modes<0, 2>(s_x), group_modes<0, 2>(g_x));
     for (int k = first_k; k < p.k_tiles(); k += Cfg::SplitK, ++state) {
-      if (gathers && k >= arrived_k) arrived_k = pushed.take(k * Cfg::kTileK, &storage.slices) / Cfg::kTileK;
+      if (gathers && k >= arrived_k) arrived_k = slices.take(k * Cfg::kTileK, &storage.slices) / Cfg::kTileK;
       if (k >= loaded_k) load_weight(k);
       int const stage = state.index();
       copy(tma_x.with(storage.full[stage], 0, TMA::CacheHintSm90::EVICT_LAST), get<0>(rows)(_, k),
@@ -370,10 +371,9 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1) few_rows_kernel(CUTLASS_GRID
     if constexpr (Cfg::kUnevenRegisters) cutlass::arch::warpgroup_reg_dealloc<Cfg::kOtherRegisters>();
     int const warp = (thread - Cfg::kMathThreads) / 32, lane = thread % 32;
     if (warp == kExchangeWarps) {
-      if (cute::elect_one_sync()) few_rows_prefetch<Cfg>(p, storage);
-      wait_for_last_kernel();
       if (cute::elect_one_sync()) few_rows_load<Cfg>(p, storage);
       __syncwarp();
+      wait_for_last_kernel();
       ExchangeCall(p.exchange).compare(lane);
     } else {
       wait_for_last_kernel();

@@ -10,36 +10,57 @@ namespace flux {
 
 constexpr int kPushWarps = 2, kWatchWarp = kPushWarps;
 
+// The slices, along K, in which the rows of all ranks come.
+class GatheredSlices {
+ public:
+  // `rows` of each rank.
+  __device__ GatheredSlices(int rows, int k) : width_(gather_slice_k(rows, k)), count_((k + width_ - 1) / width_) {}
+
+  __device__ int width() const { return width_; }  // columns of each, but the last one
+  __device__ int count() const { return count_; }
+
+  // For the thread that loads: returns once column k of x has been counted, and the first column beyond its slice.
+  // Columns beyond K are zeros that need not come.
+  __device__ int take(int k, uint32_t* arrived) const {
+    int const needed = min(k / width_ + 1, count_);
+    for (int seen = 0; seen < needed;) {
+      asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(seen) : "r"(shared_address(arrived)) : "memory");
+    }
+    fence_async_proxy();
+    return needed * width_;
+  }
+
+  static __device__ uint32_t shared_address(void const* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+  }
+
+ private:
+  int width_, count_;
+};
+
 class PushedRows {
  public:
   // `rows` of each rank. `num_ctas`: at least so many does the grid have on every rank.
   __device__ PushedRows(ExchangeArgs const& args, ExchangeCall const& call, int rows, int k, int num_ctas)
-      : args_(args), wait_(call.wait()), parity_(call.parity()), rows_(rows), row_vectors_(k / kVector) {
+      : args_(args),
+        wait_(call.wait()),
+        parity_(call.parity()),
+        rows_(rows),
+        row_vectors_(k / kVector),
+        slices_(rows, k) {
     pushers_ = min(num_ctas, kMaxPushers);
-    slice_vectors_ = gather_slice_k(rows, k) / kVector;
+    slice_vectors_ = slices_.width() / kVector;
   }
-
-  __device__ int parity() const { return parity_; }
 
   // For one warp: counts the slices that have arrived from all ranks.
   __device__ void watch(uint32_t* slices) const {
-    for (int slice = 0; slice < num_slices(); ++slice) {
+    for (int slice = 0; slice < slices_.count(); ++slice) {
       wait_slice(slice);
       if (threadIdx.x % 32 == 0) {
-        asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(shared_address(slices)), "r"(slice + 1) : "memory");
+        auto const to = GatheredSlices::shared_address(slices);
+        asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(to), "r"(slice + 1) : "memory");
       }
     }
-  }
-
-  // For the thread that loads: returns once column k of x has been counted, and the first column beyond its slice.
-  // Columns beyond K are zeros that need not come.
-  __device__ int take(int k, uint32_t* slices) const {
-    int const needed = min(k / (slice_vectors_ * kVector) + 1, num_slices());
-    for (int seen = 0; seen < needed;) {
-      asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(seen) : "r"(shared_address(slices)) : "memory");
-    }
-    fence_async_proxy();
-    return needed * slice_vectors_ * kVector;
   }
 
   // For the threads of the push warps.
@@ -47,7 +68,7 @@ class PushedRows {
     int const pusher = blockIdx.x;
     if (pusher >= pushers_) return;
     int64_t const own = area_offset() + int64_t{args_.rank} * rows_ * row_vectors_;
-    for (int slice = 0; slice < num_slices(); ++slice) {
+    for (int slice = 0; slice < slices_.count(); ++slice) {
       copy(static_cast<uint4 const*>(shard), slice, rows_, thread, [&](int64_t i, uint4 const& vector) {
         for (int step = 1; step <= args_.world; ++step) {
           reinterpret_cast<uint4*>(args_.slots[wrap_rank(args_.rank + step, args_.world)])[own + i] = vector;
@@ -63,7 +84,7 @@ class PushedRows {
   // The same threads: copies the rows of all ranks to `gathered`.
   __device__ void copy_to(void* gathered, int thread) const {
     if (blockIdx.x >= pushers_) return;
-    for (int slice = 0; slice < num_slices(); ++slice) {
+    for (int slice = 0; slice < slices_.count(); ++slice) {
       wait_slice(slice);
       copy(reinterpret_cast<uint4 const*>(args_.slots[args_.rank]) + area_offset(), slice, args_.world * rows_, thread,
            [&](int64_t i, uint4 const& vector) { static_cast<uint4*>(gathered)[i] = vector; });
@@ -73,10 +94,6 @@ class PushedRows {
  private:
   static constexpr int kVectorBytes = 16, kVector = kVectorBytes / 2, kThreads = kPushWarps * 32;
 
-  static __device__ uint32_t shared_address(void const* p) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-  }
-  __device__ int num_slices() const { return (row_vectors_ + slice_vectors_ - 1) / slice_vectors_; }
   __device__ int64_t area_offset() const { return parity_ * (kGatherBytes / kVectorBytes); }
 
   __device__ void wait_slice(int slice) const {
@@ -116,6 +133,7 @@ class PushedRows {
   ExchangeArgs const& args_;
   SignalWait wait_;
   int parity_, rows_, row_vectors_, pushers_, slice_vectors_;
+  GatheredSlices slices_;
 };
 
 }  // namespace flux
