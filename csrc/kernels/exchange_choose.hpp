@@ -46,9 +46,8 @@ inline std::string why_not_decomposed_on_cuda(Problem const& problem) {
 }
 
 // What "auto" runs on CUDA where fused is slower, or can't run: decomposed in a configuration that exchanges its data
-// by a kernel, where there is one that can, as that is faster than the plain sequence; or this. Measured at TP = 2
-// (bench
-// --study rows --lists models). With more ranks a gemm_ar that sends more than was ever so is left to NCCL.
+// by a kernel, where there is one that can, as that is faster than the plain sequence; or this. Measured at TP = 2 and
+// 4 (bench --study rows --lists models). With more than two ranks a gemm_ar that sends much is left to NCCL.
 struct BesideFused {
   Strategy strategy = Strategy::kSequential;
   std::string config = {};

@@ -34,10 +34,10 @@ static_assert(kExchangeWarps == kPushWarps + 1, "of an ag_gemm: those that push,
 // No sooner may memory be read or written, but for prefetches, that kernels before this one on the stream use.
 __device__ __forceinline__ void wait_for_last_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Of an ag_gemm, whose call must be known.
-template <class Cfg, class Params>
-__device__ PushedRows pushed_rows(Params const& p, ExchangeCall const& call) {
-  return PushedRows(p.exchange, call, p.m / p.exchange.world, p.k, p.num_tiles() * Cfg::SplitK);
+// The rows of x that a rank sends, if any.
+template <class Params>
+__device__ int rows_to_gather(Params const& p) {
+  return p.exchange.form == ExchangeForm::kGather ? p.m / p.exchange.world : 1;
 }
 
 // The rows of the weight of a tile, in tiles of K, and where they go in shared memory, in stages.
@@ -59,7 +59,7 @@ __device__ void few_rows_load(Params const& p, typename Cfg::Storage& storage) {
   using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
   using EmptyBarrier = cutlass::arch::ClusterBarrier;
   bool const gathers = p.exchange.form == ExchangeForm::kGather;
-  GatheredSlices const slices(gathers ? p.m / p.exchange.world : 1, p.k);
+  GatheredSlices const slices(rows_to_gather(p), p.k);
   Tensor const s_x = make_tensor(make_smem_ptr(storage.x.begin()), typename Cfg::XLayout{});
 
   int const first_k = FewRowsTiles<Cfg>::slice();
@@ -92,11 +92,11 @@ __device__ void few_rows_load(Params const& p, typename Cfg::Storage& storage) {
       wait_for_last_kernel();
     }
     if (is_first && gathers) {  // while the peers' rows of x come in
+      parity = ExchangeCall(p.exchange).parity();
       for (int stage = 0; stage < Cfg::kStages && loaded_k < p.k_tiles(); ++stage, loaded_k += Cfg::SplitK) {
         load_weight(loaded_k);
       }
       prefetch_weights(loaded_k);
-      parity = ExchangeCall(p.exchange).parity();
     }
     is_first = false;
     auto const& tma_x = is_last_m ? p.tma_last_x[parity] : p.tma_x[parity];
@@ -376,17 +376,17 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1) few_rows_kernel(CUTLASS_GRID
       wait_for_last_kernel();
       ExchangeCall(p.exchange).compare(lane);
     } else {
+      PushedRows const pushed(p.exchange, rows_to_gather(p), p.k, p.num_tiles() * Cfg::SplitK);
       wait_for_last_kernel();
       ExchangeCall const call(p.exchange);
       if (blockIdx.x == 0 && warp == kWatchWarp) call.announce(lane);
       if (p.exchange.form != ExchangeForm::kGather) {
         few_rows_exchange<Cfg>(p, storage, call, warp);
       } else if (warp == kWatchWarp) {
-        pushed_rows<Cfg>(p, call).watch(&storage.slices);
+        pushed.watch(call, &storage.slices);
       } else {
-        auto const pushed = pushed_rows<Cfg>(p, call);
-        pushed.push(p.shard, thread - Cfg::kMathThreads);
-        if (p.gathered != nullptr) pushed.copy_to(p.gathered, thread - Cfg::kMathThreads);
+        pushed.push(call, p.shard, thread - Cfg::kMathThreads);
+        if (p.gathered != nullptr) pushed.copy_to(p.gathered, call, thread - Cfg::kMathThreads);
       }
     }
   }

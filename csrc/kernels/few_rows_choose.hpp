@@ -38,9 +38,10 @@ inline int64_t exchange_bytes_at_most(Problem const& problem) {
 
 // The kernels for few rows that are worth a measurement, the fastest first: those whose tile is the least that holds
 // all rows, or one of the largest where there are more rows than one of 128 holds; and smaller ones while all tiles run
-// at once, so that more SMs load and send.
+// at once, or shared ones while they are very few, so that more SMs load and send.
 inline std::vector<int> few_rows_order(Problem const& problem) {
-  constexpr int kSmall = 64, kLarge = 128;
+  constexpr int kSmallest = 16, kSmall = 64, kLarge = 128, kVeryFewCtas = 80;
+  constexpr int64_t kLongK = 2048;  // from here on what is loaded outweighs the exchange of parts
   std::vector<int> order;
   int64_t const m = total_rows(problem);
   if (m > few_rows_at_most(problem.op)) return order;
@@ -51,7 +52,10 @@ inline std::vector<int> few_rows_order(Problem const& problem) {
   for (int kernel = 0; kernel < kNumFewRowsKernels; ++kernel) {
     FewRowsRow const& row = kFewRowsKernels[kernel];
     bool const is_small = row.tile_m == kSmall && m > kSmall && row.runs_at_once(m, problem.n);
-    if (row.tile_m == least || (row.tile_m >= kLarge && m > kLarge) || is_small) order.push_back(kernel);
+    bool const is_shared = least == kSmallest && row.tile_m == 2 * kSmallest && row.split_k > 1 &&
+                           problem.k >= kLongK && row.num_tiles(m, problem.n) * row.split_k <= kVeryFewCtas;
+    bool const is_large = row.tile_m >= kLarge && m > kLarge;
+    if (row.tile_m == least || is_large || is_small || is_shared) order.push_back(kernel);
   }
   // What an SM loads into its shared memory, in rows of K; CTAs that share a tile take a third longer for each, and a
   // bit more with several tiles of x.

@@ -192,7 +192,10 @@ inline double row_fill(Problem const& problem, FusedChoice const& choice) {
 // The least time of a product for many rows with more than two ranks, or what runs beside fused is faster: SMs send
 // faster than the copy engines of several ranks, which the product has to outweigh. In microseconds by the kernel's
 // model; measured at TP = 4 (bench --study rows --lists models).
-inline double least_us(Op op) { return op == Op::kAgGemm ? 11.0 : op == Op::kGemmRs ? 21.0 : 95.0; }
+inline double least_us(Problem const& problem) {
+  if (problem.op == Op::kAgGemm) return why_no_all_gather(problem).empty() ? 27.0 : 11.0;
+  return problem.op == Op::kGemmRs ? 21.0 : 95.0;
+}
 
 // Why what runs beside fused is faster than a choice for many rows, or empty.
 inline std::string why_many_rows_are_slower(Problem const& problem, FusedChoice const& choice) {
@@ -207,10 +210,10 @@ inline std::string why_many_rows_are_slower(Problem const& problem, FusedChoice 
     return m + ", whose tiles are computed nearly all at once: too few travel meanwhile";
   }
   double const us = estimated_us(ar ? chunks_problem(problem, 1) : problem, kernel);
-  if (problem.world > 2 && us < least_us(problem.op)) {
+  if (problem.world > 2 && us < least_us(problem)) {
     return "the product takes " + std::to_string(std::lround(us)) +
            " us by the model; with more than two ranks fused pays from " +
-           std::to_string(std::lround(least_us(problem.op))) + " us on";
+           std::to_string(std::lround(least_us(problem))) + " us on";
   }
   return {};
 }
@@ -238,10 +241,12 @@ inline std::string why_few_rows_are_slower(Problem const& problem, int kernel) {
     if (!may_be_slower || few_rows_use(problem, row) > 0.65) return {};
     return m_is + ", which leaves SMs without a tile of the kernels for few rows";
   }
-  // If all tiles run at once, a gemm_rs takes as long as one of them.
+  // If all tiles run at once, a gemm_rs takes as long as one of them, and with more ranks the others do, too: what runs
+  // beside fused takes longer for the exchange then.
   bool const at_once = row.runs_at_once(m, problem.n);
+  if (problem.world > 2 && at_once) return {};
   bool const reduces_at_once = problem.op == Op::kGemmRs && at_once, few = m <= kFewRows;
-  if (!reduces_at_once && !few && problem.world > 2 && !at_once) {
+  if (!few && problem.world > 2) {
     return m_is + ": with more than two ranks the exchange of a tile takes longer than the product of the next one";
   }
   double const least_use = reduces_at_once ? 0.7 : few ? 0.8 : 0.85;
@@ -317,13 +322,20 @@ inline bool find_fused_choice(Problem const& problem, FusedChoice* choice) {
 }
 
 // Why a gather of x by one kernel and a library GEMM are faster than all kernels of an ag_gemm, or empty: those for few
-// rows fill their tiles badly and those for many rows not at all. Measured at TP = 2 (bench --study rows); with more
-// ranks the product is shorter, and a gather that overlaps it gains more.
+// rows fill their tiles badly and those for many rows not at all. With more than two ranks the product is shorter, and
+// a gather that overlaps it gains more, unless the product is that short that most of the gather is left. Measured at
+// TP = 2 and 4 (bench --study rows).
 inline std::string why_gather_is_faster(Problem const& problem) {
   constexpr int64_t kOverlaps = 64;  // up to so many rows the weight takes longer to stream than they take to gather
+  constexpr int64_t kTiles = 128, kShortGather = int64_t{1} << 20;
+  constexpr double kShortProduct = 8e9;  // operations; about 10 us
   int64_t const m = total_rows(problem);
-  if (problem.op != Op::kAgGemm || problem.world > 2 || m <= kOverlaps || m > kFewRows) return {};
-  if (!why_no_all_gather(problem).empty()) return {};
+  if (problem.op != Op::kAgGemm || m <= kOverlaps || m > kFewRows || !why_no_all_gather(problem).empty()) return {};
+  if (problem.world > 2) {
+    bool const is_long = m > kTiles && m * problem.k * element_size(problem.dtype) > kShortGather;
+    if (!is_long || 2.0 * double(m) * double(problem.n) * double(problem.k) > kShortProduct) return {};
+    return "M is " + std::to_string(m) + ", and the product too short for the gather to hide behind it";
+  }
   return "M is " + std::to_string(m) + ": from " + std::to_string(kOverlaps + 1) + " to " + std::to_string(kFewRows) +
          " rows are gathered first, as a library GEMM gains more than that takes";
 }

@@ -94,7 +94,7 @@ def poisoned(ctx):
     """Each form on sizes that it takes; the last of the usual ones is for many rows."""
     cells = poisoned_workspace(ctx, OP, strategies(ctx, 129), ((40, 72, 64), (129, 264, 136), (8, 24, 264)))
     many = 2048 * ctx.world  # a multiple of TP x sections
-    return cells + poisoned_workspace(ctx, OP, strategies(ctx, many), ((many, 264, 136),))
+    return cells + poisoned_workspace(ctx, OP, strategies(ctx, many, 264, 136), ((many, 264, 136),))
 
 
 def always_late(ctx, laggard, slow_s):
