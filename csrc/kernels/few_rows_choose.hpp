@@ -41,7 +41,8 @@ inline int64_t exchange_bytes_at_most(Problem const& problem) {
 // at once, or shared ones while they are very few, so that more SMs load and send.
 inline std::vector<int> few_rows_order(Problem const& problem) {
   constexpr int kSmallest = 16, kSmall = 64, kLarge = 128, kVeryFewCtas = 80;
-  constexpr int64_t kLongK = 2048;  // from here on what is loaded outweighs the exchange of parts
+  // From here on what is loaded outweighs the exchange of parts; measured at TP = 2 and 4 (bench --study rows).
+  int64_t const long_k = problem.op == Op::kAgGemm ? 2048 : 1024;
   std::vector<int> order;
   int64_t const m = total_rows(problem);
   if (m > few_rows_at_most(problem.op)) return order;
@@ -53,7 +54,7 @@ inline std::vector<int> few_rows_order(Problem const& problem) {
     FewRowsRow const& row = kFewRowsKernels[kernel];
     bool const is_small = row.tile_m == kSmall && m > kSmall && row.runs_at_once(m, problem.n);
     bool const is_shared = least == kSmallest && row.tile_m == 2 * kSmallest && row.split_k > 1 &&
-                           problem.k >= kLongK && row.num_tiles(m, problem.n) * row.split_k <= kVeryFewCtas;
+                           problem.k >= long_k && row.num_tiles(m, problem.n) * row.split_k <= kVeryFewCtas;
     bool const is_large = row.tile_m >= kLarge && m > kLarge;
     if (row.tile_m == least || is_large || is_small || is_shared) order.push_back(kernel);
   }
