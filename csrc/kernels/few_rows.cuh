@@ -23,6 +23,7 @@
 #include "cutlass/arch/reg_reconfig.h"
 #include "cutlass/device_kernel.h"
 #include "cutlass/pipeline/sm90_pipeline.hpp"
+#include "kernels/few_rows_load.cuh"
 #include "kernels/few_rows_push.cuh"
 #include "kernels/few_rows_tiles.cuh"
 #include "kernels/occupancy.hpp"
@@ -31,86 +32,10 @@ namespace flux {
 
 static_assert(kExchangeWarps == kPushWarps + 1, "of an ag_gemm: those that push, and one that watches");
 
-// No sooner may memory be read or written, but for prefetches, that kernels before this one on the stream use.
-__device__ __forceinline__ void wait_for_last_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
-// The rows of x that a rank sends, if any.
-template <class Params>
-__device__ int rows_to_gather(Params const& p) {
-  return p.exchange.form == ExchangeForm::kGather ? p.m / p.exchange.world : 1;
-}
-
-// The rows of the weight of a tile, in tiles of K, and where they go in shared memory, in stages.
+// Of an ag_gemm, whose call must be known.
 template <class Cfg, class Params>
-__device__ auto few_rows_weights(Params const& p, typename Cfg::Storage& storage, FewRowsTiles<Cfg> const& tile) {
-  using namespace cute;
-  Tensor const weight = p.tma_weight.get_tma_tensor(make_shape(p.n, p.k));
-  Tensor const s_weight = make_tensor(make_smem_ptr(storage.weight.begin()), typename Cfg::WeightLayout{});
-  auto const g_weight = local_tile(weight, Shape<Int<Cfg::TileN>, Int<Cfg::kTileK>>{}, make_coord(tile.n(), _));
-  return tma_partition(p.tma_weight, Int<0>{}, Layout<_1>{}, group_modes<0, 2>(s_weight), group_modes<0, 2>(g_weight));
-}
-
-// One thread, elected in a way that the compiler knows: otherwise it takes each load as one of many lanes'. What needs
-// no memory is computed before the kernel before this one has ended, and the first weights come as far as the L2: that
-// they may be written by it does no harm, as the L2 is where they are written.
-template <class Cfg, class Params>
-__device__ void few_rows_load(Params const& p, typename Cfg::Storage& storage) {
-  using namespace cute;
-  using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
-  using EmptyBarrier = cutlass::arch::ClusterBarrier;
-  bool const gathers = p.exchange.form == ExchangeForm::kGather;
-  GatheredSlices const slices(rows_to_gather(p), p.k);
-  Tensor const s_x = make_tensor(make_smem_ptr(storage.x.begin()), typename Cfg::XLayout{});
-
-  int const first_k = FewRowsTiles<Cfg>::slice();
-  int parity = 0;                                       // kGather: of the call
-  int arrived_k = 0;                                    // tiles of K whose x is there
-  bool is_first = true;                                 // of the tiles
-  cutlass::PipelineState<Cfg::kStages> state(0, 1, 0);  // all stages are empty
-  for (FewRowsTiles<Cfg> tile(p); tile.is_valid(); tile.next()) {
-    int const tile_m = tile.m();
-    bool const is_last_m = p.is_last_m(tile_m);
-    int const stage_bytes = Cfg::kWeightBytes + (is_last_m ? p.last_x_bytes : Cfg::kXBytes);
-    auto const weights = few_rows_weights<Cfg>(p, storage, tile);
-    auto ahead = state;
-    auto const load_weight = [&](int k) {
-      int const stage = ahead.index();
-      EmptyBarrier::wait(&storage.empty[stage], ahead.phase());
-      FullBarrier::arrive_and_expect_tx(&storage.full[stage], stage_bytes);
-      copy(p.tma_weight.with(storage.full[stage], 0, TMA::CacheHintSm90::EVICT_FIRST), get<0>(weights)(_, k),
-           get<1>(weights)(_, stage));
-      ++ahead;
-    };
-    auto const prefetch_weights = [&](int k) {  // of as many stages as there are
-      for (int end = min(p.k_tiles(), k + Cfg::kStages * Cfg::SplitK); k < end; k += Cfg::SplitK) {
-        prefetch(p.tma_weight, get<0>(weights)(_, k));
-      }
-    };
-    int loaded_k = first_k;
-    if (is_first) {
-      prefetch_weights(first_k);
-      wait_for_last_kernel();
-    }
-    if (is_first && gathers) {  // while the peers' rows of x come in
-      parity = ExchangeCall(p.exchange).parity();
-      for (int stage = 0; stage < Cfg::kStages && loaded_k < p.k_tiles(); ++stage, loaded_k += Cfg::SplitK) {
-        load_weight(loaded_k);
-      }
-      prefetch_weights(loaded_k);
-    }
-    is_first = false;
-    auto const& tma_x = is_last_m ? p.tma_last_x[parity] : p.tma_x[parity];
-    Tensor const x = p.tma_x[parity].get_tma_tensor(make_shape(p.m, p.k));
-    auto const g_x = local_tile(x, Shape<Int<Cfg::TileM>, Int<Cfg::kTileK>>{}, make_coord(tile_m, _));
-    auto const rows = tma_partition(tma_x, Int<0>{}, Layout<_1>{}, group_modes<0, 2>(s_x), group_modes<0, 2>(g_x));
-    for (int k = first_k; k < p.k_tiles(); k += Cfg::SplitK, ++state) {
-      if (gathers && k >= arrived_k) arrived_k = slices.take(k * Cfg::kTileK, &storage.slices) / Cfg::kTileK;
-      if (k >= loaded_k) load_weight(k);
-      int const stage = state.index();
-      copy(tma_x.with(storage.full[stage], 0, TMA::CacheHintSm90::EVICT_LAST), get<0>(rows)(_, k),
-           get<1>(rows)(_, stage));
-    }
-  }
+__device__ PushedRows pushed_rows(Params const& p, ExchangeCall const& call) {
+  return PushedRows(p.exchange, call, p.m / p.exchange.world, p.k, p.num_tiles() * Cfg::SplitK);
 }
 
 // The product of one tile, or the cluster's part of it.
@@ -371,22 +296,28 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1) few_rows_kernel(CUTLASS_GRID
     if constexpr (Cfg::kUnevenRegisters) cutlass::arch::warpgroup_reg_dealloc<Cfg::kOtherRegisters>();
     int const warp = (thread - Cfg::kMathThreads) / 32, lane = thread % 32;
     if (warp == kExchangeWarps) {
-      if (cute::elect_one_sync()) few_rows_load<Cfg>(p, storage);
+      if (cute::elect_one_sync()) {
+        if (p.exchange.form == ExchangeForm::kGather) {
+          few_rows_load</*Gathers=*/true, Cfg>(p, storage);
+        } else {
+          few_rows_load</*Gathers=*/false, Cfg>(p, storage);
+        }
+      }
       __syncwarp();
       wait_for_last_kernel();
       ExchangeCall(p.exchange).compare(lane);
     } else {
-      PushedRows const pushed(p.exchange, rows_to_gather(p), p.k, p.num_tiles() * Cfg::SplitK);
       wait_for_last_kernel();
       ExchangeCall const call(p.exchange);
       if (blockIdx.x == 0 && warp == kWatchWarp) call.announce(lane);
       if (p.exchange.form != ExchangeForm::kGather) {
         few_rows_exchange<Cfg>(p, storage, call, warp);
       } else if (warp == kWatchWarp) {
-        pushed.watch(call, &storage.slices);
+        pushed_rows<Cfg>(p, call).watch(&storage.slices);
       } else {
-        pushed.push(call, p.shard, thread - Cfg::kMathThreads);
-        if (p.gathered != nullptr) pushed.copy_to(p.gathered, call, thread - Cfg::kMathThreads);
+        auto const pushed = pushed_rows<Cfg>(p, call);
+        pushed.push(p.shard, thread - Cfg::kMathThreads);
+        if (p.gathered != nullptr) pushed.copy_to(p.gathered, thread - Cfg::kMathThreads);
       }
     }
   }
