@@ -3,8 +3,9 @@
 // waits for what the peers have only begun: while unit i is added up, unit i + 1 is on its way, and so are the sums of
 // unit i - 1.
 //
-// All ranks take the units in one order, and a unit's data waits for nothing but units before it: no order of the
-// blocks can make ranks wait in a circle.
+// All ranks take the groups of units in one order, and a unit's data waits for nothing but groups before its own: no
+// order of the blocks can make ranks wait in a circle. Of a group each rank begins with the unit of the next rank, so
+// that not all send to one.
 
 #include "kernels/all_reduce.hpp"
 
@@ -67,7 +68,7 @@ class AllReduce {
  private:
   static constexpr int kVectors = kAllReduceVectors;
   static constexpr uint32_t kUnit = kAllReduceThreads * kVectors;  // vectors
-  using Transfer = Exchange<Element, 4 * kVectors, kAllReduceThreads>;
+  using Transfer = Exchange<Element, 4 * kVectors, kAllReduceThreads, /*Share=*/kVectors>;
   using Vector = typename Transfer::Vector;
   static_assert(sizeof(Vector) == 16 && Transfer::kVectors == kVectors);
 
@@ -80,9 +81,12 @@ class AllReduce {
   __device__ void each_unit(int group, Visit const& visit) const {
     if (group < 0 || group >= num_groups_) return;
     int const units = all_reduce_group_units(args_.exchange.form, args_.exchange.world);
-    int const first = group * units, end = min(first + units, num_units_);
+    int next = is_two_shot() ? wrap_rank(args_.exchange.rank + 1, units) : 0;
 #pragma unroll 1
-    for (int unit = first; unit < end; ++unit) visit(unit);
+    for (int i = 0; i < units; ++i, next = wrap_rank(next + 1, units)) {
+      int const unit = group * units + next;
+      if (unit < num_units_) visit(unit);
+    }
   }
 
   __device__ uint32_t vector_at(int unit, int v) const { return unit * kUnit + v * kAllReduceThreads + threadIdx.x; }

@@ -17,13 +17,13 @@ struct ExchangeUnit {
   int32_t columns, first_vector;  // where it lies in y: which 64 columns, and from which 16 rows on
 };
 
-// Words: of a thread, two 16-bit values each. Threads: that hold a unit.
-template <class Element, int Words, int Threads>
+// Words: of a thread, two 16-bit values each. Threads: that hold a unit. Share: vectors of a share (two-shot).
+template <class Element, int Words, int Threads, int Share>
 class Exchange {
  public:
   static constexpr int kVectorWords = Words < 4 ? Words : 4;
-  static constexpr int kVectors = Words / kVectorWords;
-  static_assert(Words == kVectors * kVectorWords);
+  static constexpr int kVectors = Words / kVectorWords, kShare = Share, kShares = kVectors / Share;
+  static_assert(Words == kVectors * kVectorWords && kVectors == kShares * Share);
 
   struct alignas(4 * kVectorWords) Vector {
     uint32_t word[kVectorWords];
@@ -33,29 +33,43 @@ class Exchange {
         num_units_(num_units),
         signal_(call.wait().signal),
         base_(call.parity() * (args.slots_bytes / 4) + thread * kVectorWords),
-        source_vectors_(args.form == ExchangeForm::kScatter ? scatter_vectors(args.own_rows) : kVectors) {}
+        source_vectors_(args.form == ExchangeForm::kScatter   ? scatter_vectors(args.own_rows)
+                        : args.form == ExchangeForm::kTwoShot ? kShare
+                                                              : kVectors) {}
+
+  // Two-shot: a bit for each vector of a unit that this rank adds up.
+  __device__ uint32_t owned(ExchangeUnit const& unit) const {
+    uint32_t mask = 0;
+    each_share(unit, [&](int share, int owner) {
+      if (owner == args_.rank) mask |= ((1u << kShare) - 1) << share * kShare;
+    });
+    return mask;
+  }
 
   // Stores a partial into this rank's slot at every rank that adds it up, next rank first. This rank's own goes through
   // memory too if other threads add it up; all ranks add the same rounded values. `mask_of(rank)` has a bit for each
-  // vector that the rank needs.
+  // vector with rows that the rank takes part in.
   template <class MaskOf>
   __device__ void send_partial(ExchangeUnit const& unit, Vector const (&partial)[kVectors], bool to_self,
                                MaskOf const& mask_of) const {
-    if (args_.form == ExchangeForm::kTwoShot) {
-      int const owner = exchange_owner(unit.number, args_.world);
-      if (to_self || owner != args_.rank) store(partial_at(owner, unit, args_.rank, 0), partial, mask_of(owner));
-      return;
-    }
 #pragma unroll 1
     for (int step = 1; step < args_.world + int(to_self); ++step) {
       int const peer = wrap_rank(args_.rank + step, args_.world);
-      store(partial_at(peer, unit, args_.rank, 0), partial, mask_of(peer));
+      uint32_t const mask = mask_of(peer);
+      if (args_.form != ExchangeForm::kTwoShot) {
+        store<kVectors>(partial_at(peer, unit, args_.rank, 0), partial, mask);
+        continue;
+      }
+      each_share(unit, [&](int share, int owner) {
+        int const first = share * kShare;
+        if (owner == peer) store<kShare>(partial_at(peer, unit, args_.rank, first), partial + first, mask >> first);
+      });
     }
   }
 
   // The sums of all ranks' partials of a group of vectors (the more, the fewer times the latency counts), in rank order
   // and in fp32, + bias(w) of word w of the group, rounded. `own(v)`: this rank's partial of a vector, if `has_own`;
-  // else it went through memory.
+  // else it went through memory. Two-shot: the group lies in one share.
   template <int Group, class Bias, class Own>
   __device__ void reduce(ExchangeUnit const& unit, int group, uint32_t mask, Bias const& bias, bool has_own,
                          Own const& own, Vector (&sums)[Group]) const {
@@ -74,7 +88,7 @@ class Exchange {
           if (is_own) parts[i][v] = own(group + v);
         }
       }
-      receive(from, sent, parts, [&](int i) { return source + i; }, unit);
+      receive(from, sent, parts, [&](int i, int) { return source + i; }, unit);
 #pragma unroll
       for (int i = 0; i < kSources; ++i) {
 #pragma unroll
@@ -93,21 +107,21 @@ class Exchange {
     }
   }
 
-  // Stores a group of the sums of a unit that this rank owns into the unit's slot at all peers, next rank first.
+  // Stores a group of sums that this rank has added up into their slots at all peers, next rank first.
   template <int Group>
   __device__ void send_sum(ExchangeUnit const& unit, int group, Vector const (&sums)[Group], uint32_t mask) const {
 #pragma unroll 1
     for (int step = 1; step < args_.world; ++step) {
-      store(sum_at(wrap_rank(args_.rank + step, args_.world), unit, group), sums, mask >> group);
+      store<Group>(sum_at(wrap_rank(args_.rank + step, args_.world), unit, group), sums, mask >> group);
     }
   }
 
-  // A group of the sums that the unit's owner has sent.
+  // A group of the sums that their owners have sent.
   template <int Group>
   __device__ void receive_sum(ExchangeUnit const& unit, int group, Vector (&sums)[1][Group], uint32_t mask) const {
     uint32_t const sent[] = {mask >> group};
-    int const owner = exchange_owner(unit.number, args_.world);
-    receive(sum_at(args_.rank, unit, group), sent, sums, [&](int) { return owner; }, unit);
+    auto const owner = [&](int, int v) { return exchange_owner(share_of(unit, group + v), args_.world); };
+    receive(sum_at(args_.rank, unit, group), sent, sums, owner, unit);
   }
 
   static __device__ float2 unpack(uint32_t word) {
@@ -134,33 +148,53 @@ class Exchange {
     uint64_t start = 0;
     uint32_t count = 0;
     __device__ explicit Poll(Exchange const& e) : exchange(e) {}
-    __device__ void again(int peer, ExchangeUnit const& unit) {
+    template <class Peer>
+    __device__ void again(Peer const& peer, ExchangeUnit const& unit) {
       if (++count % 64 != 0) return;
       SignalWait const& wait = exchange.args_.wait;
       uint64_t const now = global_timer_ns();
       if (start == 0) start = now;
-      if (now - start > wait.timeout_ns) report_fault(wait, peer, 0, 0, unit.number, exchange.signal_, 0);
+      if (now - start > wait.timeout_ns) report_fault(wait, peer(), 0, 0, unit.number, exchange.signal_, 0);
     }
   };
 
+  __device__ int32_t share_of(ExchangeUnit const& unit, int vector) const {
+    return unit.number * kShares + vector / kShare;
+  }
+  // visit(share, counted in the unit, and its owner).
+  template <class Visit>
+  __device__ void each_share(ExchangeUnit const& unit, Visit const& visit) const {
+    int owner = exchange_owner(share_of(unit, 0), args_.world);
+#pragma unroll
+    for (int share = 0; share < kShares; ++share) {
+      visit(share, owner);
+      owner = wrap_rank(owner + 1, args_.world);
+    }
+  }
+
   // This thread's first vector of a group of the partial of `source`, and of the sum, in the slots of rank `at`. The
-  // thread's next one lies `Threads` vectors further.
+  // thread's next one, of partials in a two-shot exchange the next one of the share, lies `Threads` vectors further.
   __device__ Vector* partial_at(int at, ExchangeUnit const& unit, int source, int group) const {
-    bool const scatters = args_.form == ExchangeForm::kScatter;
-    int64_t const place = scatters
-                              ? scatter_place(unit.columns, source, args_.world, unit.first_vector, at, args_.own_rows)
-                              : exchange_slot(args_.form, unit.number, args_.world, source) * kVectors;
-    return vector_at(at, place + group);
+    int64_t place;
+    if (args_.form == ExchangeForm::kScatter) {
+      place = scatter_place(unit.columns, source, args_.world, unit.first_vector, at, args_.own_rows) + group;
+    } else if (args_.form == ExchangeForm::kTwoShot) {
+      place = exchange_slot(args_.form, share_of(unit, group), args_.world, source) * kShare + group % kShare;
+    } else {
+      place = exchange_slot(args_.form, unit.number, args_.world, source) * kVectors + group;
+    }
+    return vector_at(at, place);
   }
   __device__ Vector* sum_at(int at, ExchangeUnit const& unit, int group) const {
-    return vector_at(at, exchange_sum_slot(unit.number, num_units_, args_.world) * kVectors + group);
+    int64_t const slot = exchange_sum_slot(share_of(unit, 0), int64_t{num_units_} * kShares, args_.world);
+    return vector_at(at, slot * kShare + group);
   }
   __device__ Vector* vector_at(int at, int64_t place) const {
     return reinterpret_cast<Vector*>(args_.slots[at] + base_) + place * Threads;
   }
 
   template <int Count>
-  static __device__ void store(Vector* to, Vector const (&vectors)[Count], uint32_t mask) {
+  static __device__ void store(Vector* to, Vector const* vectors, uint32_t mask) {
 #pragma unroll
     for (int v = 0; v < Count; ++v) {
       if (mask >> v & 1) store_relaxed(to + v * Threads, vectors[v]);
@@ -177,21 +211,21 @@ class Exchange {
       for (int i = 0; i < Sources; ++i) {
 #pragma unroll
         for (int v = 0; v < Group; ++v) {
-          if (sent[i] >> v & 1) visit(i, from + (i * source_vectors_ + v) * Threads, parts[i][v]);
+          if (sent[i] >> v & 1) visit(i, v, from + (i * source_vectors_ + v) * Threads, parts[i][v]);
         }
       }
     };
     Poll poll(*this);
     for (;;) {
-      int missing = -1;
-      each([](int, Vector const* at, Vector& vector) { load(at, vector); });
-      each([&](int i, Vector const*, Vector const& vector) {
-        if (!is_full(vector)) missing = i;
+      int missing = -1, source = 0;  // a vector that is missing
+      each([](int, int, Vector const* at, Vector& vector) { load(at, vector); });
+      each([&](int i, int v, Vector const*, Vector const& vector) {
+        if (!is_full(vector)) source = i, missing = v;
       });
       if (missing < 0) break;
-      poll.again(rank_of(missing), unit);
+      poll.again([&] { return rank_of(source, missing); }, unit);
     }
-    each([](int, Vector* at, Vector const&) { empty(at); });
+    each([](int, int, Vector* at, Vector const&) { empty(at); });
   }
 
   static __device__ bool is_full(Vector const& vector) {

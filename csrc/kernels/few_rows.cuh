@@ -157,40 +157,53 @@ class FewRowsKept {
   uint8_t* first_;
 };
 
-// Waits for the sum of a unit, or for what it is made of, and writes it; Group vectors at a time. `own(v)`: this rank's
-// partial, if `has_own`.
-template <class Cfg, int Group, class Params, class Own>
+// Adds up what this rank owns of a unit, waits for the sums of the rest, and writes them; Group vectors at a time, but
+// for what it adds up in the two-shot form: a share. `own(v)`: this rank's partial, if `has_own`.
+template <class Cfg, int Group, int Share, class Params, class Own>
 __device__ __forceinline__ void few_rows_finish(Params const& p, typename Cfg::Transfer const& transfer,
                                                 FewRowsTiles<Cfg> const& tile, int part, int thread, bool has_own,
                                                 Own const& own, typename Cfg::Turned& turned) {
   using Transfer = typename Cfg::Transfer;
-  static_assert(Transfer::kVectors % Group == 0, "groups are whole");
+  using Vector = typename Transfer::Vector;
+  static_assert(Transfer::kVectors % Group == 0 && Transfer::kShare % Share == 0, "groups are whole");
   ExchangeArgs const& exchange = p.exchange;
   bool const two_shot = exchange.form == ExchangeForm::kTwoShot;
   int const first = p.first_row(exchange.rank);
   ExchangeUnit const unit = tile.unit(part);
   FewRowsPlace<Cfg> const place(tile, part, thread);
   uint32_t const mask = place.mask(first, first + p.exchange.own_rows);
-  bool const adds = !two_shot || exchange_owner(unit.number, exchange.world) == exchange.rank;
+  uint32_t const owned = two_shot ? transfer.owned(unit) : ~0u;
   float2 const row_bias = few_rows_bias<Cfg>(p, place);
   auto const bias = [row_bias](int word) {
     float const b = word % 2 == 0 ? row_bias.x : row_bias.y;
     return float2{b, b};
   };
   FewRowsWriter<Cfg> const writer(p, place, turned);
+  auto const add_up = [&](auto count) {
+    constexpr int kCount = decltype(count)::value;
+    CUTE_NO_UNROLL
+    for (int v = 0; v < Transfer::kVectors; v += kCount) {
+      if (!__any_sync(~0u, (mask & owned) >> v & ((1u << kCount) - 1))) continue;
+      Vector sums[kCount];
+      transfer.template reduce<kCount>(unit, v, mask, bias, has_own, own, sums);
+      if (two_shot) transfer.template send_sum<kCount>(unit, v, sums, mask);
+      CUTE_UNROLL
+      for (int i = 0; i < kCount; ++i) writer.write(v + i, sums[i]);
+    }
+  };
+  if (!two_shot) return add_up(cute::Int<Group>{});
+  add_up(cute::Int<Share>{});
   CUTE_NO_UNROLL
   for (int group = 0; group < Transfer::kVectors; group += Group) {
-    if (!__any_sync(~0u, mask >> group & ((1u << Group) - 1))) continue;
-    typename Transfer::Vector words[1][Group];
-    if (adds) {
-      transfer.template reduce<Group>(unit, group, mask, bias, has_own, own, words[0]);
-      if (two_shot) transfer.template send_sum<Group>(unit, group, words[0], mask);
-    } else {
-      transfer.template receive_sum<Group>(unit, group, words, mask);
-    }
+    uint32_t const rest = mask & ~owned;
+    if (!__any_sync(~0u, rest >> group & ((1u << Group) - 1))) continue;
+    Vector sums[1][Group];
+    transfer.template receive_sum<Group>(unit, group, sums, rest);
     __syncwarp();
     CUTE_UNROLL
-    for (int v = 0; v < Group; ++v) writer.write(group + v, words[0][v]);
+    for (int i = 0; i < Group; ++i) {
+      if (~owned >> (group + i) & 1) writer.write(group + i, sums[0][i]);
+    }
   }
 }
 
@@ -246,7 +259,7 @@ __device__ void few_rows_compute(Params const& p, typename Cfg::Storage& storage
   FewRowsTiles<Cfg> last(p);
   while (!last.is_last()) last.next();
   constexpr int kGroup = Transfer::kVectors == 6 ? 3 : std::min(Transfer::kVectors, 4);
-  few_rows_finish<Cfg, kGroup>(
+  few_rows_finish<Cfg, kGroup, Transfer::kShare>(
       p, transfer, last, thread / 128, thread % 128, true, [&](int v) { return kept.at(v); },
       storage.turned[thread / 32]);
 }
@@ -262,7 +275,7 @@ __device__ void few_rows_exchange(Params const& p, typename Cfg::Storage& storag
     for (int w = warp; w < Cfg::kMathThreads / 32; w += kExchangeWarps) {
       int const thread = w * 32 + threadIdx.x % 32;
       typename Cfg::Transfer const transfer(p.exchange, p.num_units(), call, thread % 128);
-      few_rows_finish<Cfg, 1>(
+      few_rows_finish<Cfg, 1, 1>(
           p, transfer, tile, thread / 128, thread % 128, false, [](int) { return typename Cfg::Transfer::Vector{}; },
           storage.turned[Cfg::kMathThreads / 32 + warp]);
     }

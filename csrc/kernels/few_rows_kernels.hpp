@@ -20,7 +20,9 @@ struct FewRowsRow {
       return columns * world * scatter_vectors(static_cast<int>(m / world)) * vector_bytes;
     }
     int64_t const units = num_tiles(m, n) * (tile_n / 64) * split_k;
-    return exchange_slots(form, units, world) * (tile_m / split_k / 16) * vector_bytes;
+    int const vectors = tile_m / split_k / 16;
+    int const slot = form == ExchangeForm::kTwoShot ? exchange_share(vectors) : vectors;
+    return exchange_slots(form, units * (vectors / slot), world) * slot * vector_bytes;
   }
 };
 

@@ -41,7 +41,7 @@ struct FewRowsConfig {
       decltype(cute::tile_to_shape(SmemAtom{}, cute::Shape<cute::Int<TileN>, cute::Int<kTileK>, cute::Int<kStages>>{}));
   using XLayout =
       decltype(cute::tile_to_shape(SmemAtom{}, cute::Shape<cute::Int<TileM>, cute::Int<kTileK>, cute::Int<kStages>>{}));
-  using Transfer = Exchange<Element, kWords, 128>;
+  using Transfer = Exchange<Element, kWords, 128, exchange_share(kWords / 4)>;
   static_assert(Transfer::kVectorWords == 4, "a vector is a block of 16 x 16 of a warp");
 
   // Where a warp turns a vector's columns, which lie in different lanes, into vectors of neighbouring columns of y.

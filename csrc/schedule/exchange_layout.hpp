@@ -5,12 +5,12 @@
 // a block of 16 rows of y.
 //
 //   one-shot   each rank stores its partial of every unit into its slot at every peer, and adds up what it receives
-//   two-shot   each rank stores its partial into its slot at the unit's owner; the owner adds up, and stores the sum
-//              into the unit's slot at every peer
+//   two-shot   of each unit every rank owns a share, a few of its vectors: each rank stores its partial of a share into
+//              its slot at the owner; the owner adds up, and stores the sum into the share's slot at every peer
 //   scatter    each rank stores of its partial, at every peer, the vectors with rows that the peer owns
 //
 //   one-shot   [unit][source rank]
-//   two-shot   [unit / world][source rank] of the units that this rank owns, then the sums [unit]
+//   two-shot   [share / world][source rank] of the shares that this rank owns, then the sums [share]
 //   scatter    [64 columns of y][source rank][16 rows], all 16 rows of which this rank owns some
 //
 // A word that is kEmptyWord has not arrived: two 16-bit floats of that pattern are NaNs that no conversion from fp32
@@ -41,21 +41,24 @@ struct ExchangeWords {
 };
 static_assert(sizeof(ExchangeWords) <= kExchangeHeadBytes);
 
-// Rank that adds up a unit of a two-shot exchange.
-FLUX_HD int exchange_owner(int32_t unit, int world) {
-  return static_cast<int>(static_cast<uint32_t>(unit) % static_cast<uint32_t>(world));
+// Vectors of a share of a unit of so many: with up to four ranks all add up at the same time, and as much.
+constexpr int exchange_share(int vectors) { return vectors % 4 == 0 ? vectors / 4 : (vectors + 2) / 3; }
+
+// Rank that adds up a share of a two-shot exchange. Shares are counted through all units.
+FLUX_HD int exchange_owner(int32_t share, int world) {
+  return static_cast<int>(static_cast<uint32_t>(share) % static_cast<uint32_t>(world));
 }
 
-// Number of the slot of a partial, and of a sum, but for scatter.
-FLUX_HD int64_t exchange_slot(ExchangeForm form, int32_t unit, int world, int source) {
-  uint32_t const u = static_cast<uint32_t>(unit), w = static_cast<uint32_t>(world);
-  return int64_t{form == ExchangeForm::kTwoShot ? u / w : u} * world + source;
+// Number of the slot of a partial of a unit (two-shot: a share), and of the sum of a share, but for scatter.
+FLUX_HD int64_t exchange_slot(ExchangeForm form, int32_t number, int world, int source) {
+  uint32_t const n = static_cast<uint32_t>(number), w = static_cast<uint32_t>(world);
+  return int64_t{form == ExchangeForm::kTwoShot ? n / w : n} * world + source;
 }
-FLUX_HD int64_t exchange_sum_slot(int64_t unit, int64_t num_units, int world) {
-  return round_up(num_units, int64_t{world}) + unit;
+FLUX_HD int64_t exchange_sum_slot(int64_t share, int64_t num_shares, int world) {
+  return round_up(num_shares, int64_t{world}) + share;
 }
-FLUX_HD int64_t exchange_slots(ExchangeForm form, int64_t num_units, int world) {
-  return form == ExchangeForm::kTwoShot ? exchange_sum_slot(num_units, num_units, world) : num_units * world;
+FLUX_HD int64_t exchange_slots(ExchangeForm form, int64_t count, int world) {
+  return form == ExchangeForm::kTwoShot ? exchange_sum_slot(count, count, world) : count * world;
 }
 
 // Bit v: vector v of a thread has rows from `begin` on, before `end`. The thread has two rows of each block of 8, of
@@ -75,7 +78,7 @@ FLUX_HD int64_t scatter_place(int columns, int source, int world, int vector, in
 }
 
 // An all-reduce after a library GEMM: a unit is so many bytes of y, one after the other, as vectors of 16 bytes, a few
-// for each thread of a block.
+// for each thread of a block. It is one share.
 constexpr int kAllReduceThreads = 256;
 constexpr int kAllReduceVectors = 4;
 constexpr int64_t kAllReduceUnitBytes = int64_t{kAllReduceThreads} * kAllReduceVectors * 16;
