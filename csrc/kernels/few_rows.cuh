@@ -309,12 +309,12 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1) few_rows_kernel(CUTLASS_GRID
     if constexpr (Cfg::kUnevenRegisters) cutlass::arch::warpgroup_reg_dealloc<Cfg::kOtherRegisters>();
     int const warp = (thread - Cfg::kMathThreads) / 32, lane = thread % 32;
     if (warp == kExchangeWarps) {
-      if (cute::elect_one_sync()) {
-        if (p.exchange.form == ExchangeForm::kGather) {
-          few_rows_load</*Gathers=*/true, Cfg>(p, storage);
-        } else {
-          few_rows_load</*Gathers=*/false, Cfg>(p, storage);
-        }
+      if (cute::elect_one_sync()) few_rows_prefetch<Cfg>(p, storage);
+      if (p.exchange.form == ExchangeForm::kGather) {
+        wait_for_last_kernel();
+        if (cute::elect_one_sync()) few_rows_load</*Gathers=*/true, Cfg>(p, storage);
+      } else if (cute::elect_one_sync()) {
+        few_rows_load</*Gathers=*/false, Cfg>(p, storage);
       }
       __syncwarp();
       wait_for_last_kernel();

@@ -33,15 +33,13 @@ __device__ void few_rows_prefetch(Params const& p, typename Cfg::Storage& storag
 }
 
 // One thread, elected in a way that the compiler knows: otherwise it takes each load as one of many lanes'. Where
-// nothing is gathered all that needs no memory comes before the end of the last kernel. In an ag_gemm it comes after:
-// weights that are loaded at once are in the way of the rows of x, for which all wait (measured: 1 to 2 us).
+// nothing is gathered it waits for the end of the last kernel, after all that needs no memory. For an ag_gemm the
+// caller has waited: weights that are loaded at once are in the way of the rows of x, for which all wait.
 template <bool Gathers, class Cfg, class Params>
 __device__ void few_rows_load(Params const& p, typename Cfg::Storage& storage) {
   using namespace cute;
   using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
   using EmptyBarrier = cutlass::arch::ClusterBarrier;
-  few_rows_prefetch<Cfg>(p, storage);
-  if constexpr (Gathers) wait_for_last_kernel();
   int const parity = Gathers ? ExchangeCall(p.exchange).parity() : 0;
   GatheredSlices const slices(Gathers ? p.m / p.exchange.world : 1, p.k);
   Tensor const x = p.tma_x[parity].get_tma_tensor(make_shape(p.m, p.k));
