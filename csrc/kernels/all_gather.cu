@@ -33,7 +33,7 @@ __device__ __forceinline__ void each_vector(int64_t num_vectors, uint4 const* fr
 }
 
 __global__ void __launch_bounds__(kThreads) all_gather_kernel(__grid_constant__ AllGatherArgs const args) {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  wait_for_last_kernel();
   ExchangeArgs const& exchange = args.exchange;
   ExchangeCall const call(exchange);
   int const rank = exchange.rank, world = exchange.world, thread = threadIdx.x;

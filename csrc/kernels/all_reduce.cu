@@ -1,11 +1,11 @@
 // Each block sends its units of the partial, adds up those that this rank owns (one-shot: all), and in the two-shot
-// form sends these sums and receives the others. Units take these steps one behind the other, so that a block never
-// waits for what the peers have only begun: while unit i is added up, unit i + 1 is on its way, and so are the sums of
-// unit i - 1.
-//
-// All ranks take the groups of units in one order, and a unit's data waits for nothing but groups before its own: no
-// order of the blocks can make ranks wait in a circle. Of a group each rank begins with the unit of the next rank, so
+// form sends these sums and receives the others. Groups of units, one of each owner, take these steps one behind the
+// other, so that a block never waits for what the peers have only begun: while group i is added up, group i + 1 is on
+// its way, and so are the sums of group i - 1. Of a group each rank begins with the unit that the next rank owns, so
 // that not all send to one.
+//
+// All ranks take the groups in one order. A partial waits for nothing but groups before its own, and a sum for these
+// and the partials of its own group: no order of the blocks can make ranks wait in a circle.
 
 #include "kernels/all_reduce.hpp"
 
@@ -81,7 +81,8 @@ class AllReduce {
   __device__ void each_unit(int group, Visit const& visit) const {
     if (group < 0 || group >= num_groups_) return;
     int const units = all_reduce_group_units(args_.exchange.form, args_.exchange.world);
-    int next = is_two_shot() ? wrap_rank(args_.exchange.rank + 1, units) : 0;
+    // Of a group's units the first is owned by rank `group`, and the others by the ranks after it: exchange_owner.
+    int next = is_two_shot() ? (args_.exchange.rank + 1 + units - group % units) % units : 0;
 #pragma unroll 1
     for (int i = 0; i < units; ++i, next = wrap_rank(next + 1, units)) {
       int const unit = group * units + next;
@@ -126,7 +127,7 @@ class AllReduce {
 
 template <class Element>
 __global__ void __launch_bounds__(kAllReduceThreads, 2) all_reduce_kernel(__grid_constant__ AllReduceArgs const args) {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  wait_for_last_kernel();
   ExchangeCall const call(args.exchange);
   AllReduce<Element> const all_reduce(args, call);
   int const lane = threadIdx.x;

@@ -21,7 +21,7 @@ struct ExchangeUnit {
 template <class Element, int Words, int Threads, int Share>
 class Exchange {
  public:
-  static constexpr int kVectorWords = Words < 4 ? Words : 4;
+  static constexpr int kVectorWords = 4;
   static constexpr int kVectors = Words / kVectorWords, kShare = Share, kShares = kVectors / Share;
   static_assert(Words == kVectors * kVectorWords && kVectors == kShares * Share);
 
@@ -120,7 +120,9 @@ class Exchange {
   template <int Group>
   __device__ void receive_sum(ExchangeUnit const& unit, int group, Vector (&sums)[1][Group], uint32_t mask) const {
     uint32_t const sent[] = {mask >> group};
-    auto const owner = [&](int, int v) { return exchange_owner(share_of(unit, group + v), args_.world); };
+    auto const owner = [&](int, int v) {
+      return exchange_owner(share_of_vector(unit.number, group + v, kVectors, kShare), args_.world);
+    };
     receive(sum_at(args_.rank, unit, group), sent, sums, owner, unit);
   }
 
@@ -158,36 +160,33 @@ class Exchange {
     }
   };
 
-  __device__ int32_t share_of(ExchangeUnit const& unit, int vector) const {
-    return unit.number * kShares + vector / kShare;
-  }
   // visit(share, counted in the unit, and its owner).
   template <class Visit>
   __device__ void each_share(ExchangeUnit const& unit, Visit const& visit) const {
-    int owner = exchange_owner(share_of(unit, 0), args_.world);
+    int32_t const first = share_of_vector(unit.number, 0, kVectors, kShare);
+    int owner = exchange_owner(first, args_.world), left = args_.world - first % args_.world;  // of this slot's number
 #pragma unroll
     for (int share = 0; share < kShares; ++share) {
       visit(share, owner);
+      // exchange_owner of the next one, without its divisions.
       owner = wrap_rank(owner + 1, args_.world);
+      if (--left == 0) owner = wrap_rank(owner + 1, args_.world), left = args_.world;
     }
   }
 
   // This thread's first vector of a group of the partial of `source`, and of the sum, in the slots of rank `at`. The
   // thread's next one, of partials in a two-shot exchange the next one of the share, lies `Threads` vectors further.
   __device__ Vector* partial_at(int at, ExchangeUnit const& unit, int source, int group) const {
-    int64_t place;
-    if (args_.form == ExchangeForm::kScatter) {
-      place = scatter_place(unit.columns, source, args_.world, unit.first_vector, at, args_.own_rows) + group;
-    } else if (args_.form == ExchangeForm::kTwoShot) {
-      place = exchange_slot(args_.form, share_of(unit, group), args_.world, source) * kShare + group % kShare;
-    } else {
-      place = exchange_slot(args_.form, unit.number, args_.world, source) * kVectors + group;
+    if (args_.form == ExchangeForm::kTwoShot) {
+      return vector_at(at, share_place(unit.number, group, kVectors, kShare, args_.world, source));
     }
-    return vector_at(at, place);
+    int64_t const place = args_.form == ExchangeForm::kScatter
+                              ? scatter_place(unit.columns, source, args_.world, unit.first_vector, at, args_.own_rows)
+                              : exchange_slot(args_.form, unit.number, args_.world, source) * kVectors;
+    return vector_at(at, place + group);
   }
   __device__ Vector* sum_at(int at, ExchangeUnit const& unit, int group) const {
-    int64_t const slot = exchange_sum_slot(share_of(unit, 0), int64_t{num_units_} * kShares, args_.world);
-    return vector_at(at, slot * kShare + group);
+    return vector_at(at, sum_place(unit.number, group, kVectors, kShare, num_units_, args_.world));
   }
   __device__ Vector* vector_at(int at, int64_t place) const {
     return reinterpret_cast<Vector*>(args_.slots[at] + base_) + place * Threads;
@@ -217,10 +216,13 @@ class Exchange {
     };
     Poll poll(*this);
     for (;;) {
-      int missing = -1, source = 0;  // a vector that is missing
+      int missing = -1, source = 0;  // a vector that is missing, and whose
       each([](int, int, Vector const* at, Vector& vector) { load(at, vector); });
       each([&](int i, int v, Vector const*, Vector const& vector) {
-        if (!is_full(vector)) source = i, missing = v;
+        if (!is_full(vector)) {
+          source = i;
+          missing = v;
+        }
       });
       if (missing < 0) break;
       poll.again([&] { return rank_of(source, missing); }, unit);
@@ -243,28 +245,16 @@ class Exchange {
   }
 
   static __device__ void store_relaxed(Vector* to, Vector const& v) {
-    if constexpr (kVectorWords == 4) {
-      asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.word[0]), "r"(v.word[1]),
-                   "r"(v.word[2]), "r"(v.word[3])
-                   : "memory");
-    } else {
-      static_assert(kVectorWords == 2);
-      asm volatile("st.relaxed.sys.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(v.word[0]), "r"(v.word[1]) : "memory");
-    }
+    asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.word[0]), "r"(v.word[1]),
+                 "r"(v.word[2]), "r"(v.word[3])
+                 : "memory");
   }
 
   static __device__ void load(Vector const* from, Vector& v) {
-    if constexpr (kVectorWords == 4) {
-      asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
-                   : "l"(from)
-                   : "memory");
-    } else {
-      asm volatile("ld.relaxed.sys.global.v2.b32 {%0, %1}, [%2];"
-                   : "=r"(v.word[0]), "=r"(v.word[1])
-                   : "l"(from)
-                   : "memory");
-    }
+    asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+                 : "l"(from)
+                 : "memory");
   }
 
   ExchangeArgs const& args_;

@@ -11,9 +11,12 @@
 
 namespace flux {
 
+// No sooner may memory be read or written, but for prefetches, that kernels before this one on the stream use.
+__device__ __forceinline__ void wait_for_last_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 class ExchangeCall {
  public:
-  // Not before the call before has ended on the stream. That it reads which call it is takes the better part of a us.
+  // After wait_for_last_kernel. Reading which call it is takes the better part of a us.
   __device__ explicit ExchangeCall(ExchangeArgs const& args) : args_(args), wait_(args.wait) {
     number_ = load_relaxed_sys(&local().calls) + 1;
     wait_.signal = make_signal(number_, args.digest);

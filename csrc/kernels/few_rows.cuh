@@ -35,7 +35,7 @@ static_assert(kExchangeWarps == kPushWarps + 1, "of an ag_gemm: those that push,
 // Of an ag_gemm, whose call must be known.
 template <class Cfg, class Params>
 __device__ PushedRows pushed_rows(Params const& p, ExchangeCall const& call) {
-  return PushedRows(p.exchange, call, p.m / p.exchange.world, p.k, p.num_tiles() * Cfg::SplitK);
+  return PushedRows(p.exchange, call, p.shard_rows(), p.k, p.num_tiles() * Cfg::SplitK);
 }
 
 // The product of one tile, or the cluster's part of it.
@@ -157,8 +157,8 @@ class FewRowsKept {
   uint8_t* first_;
 };
 
-// Adds up what this rank owns of a unit, waits for the sums of the rest, and writes them; Group vectors at a time, but
-// for what it adds up in the two-shot form: a share. `own(v)`: this rank's partial, if `has_own`.
+// Adds up what this rank owns of a unit, waits for the sums of the rest, and writes them; Group vectors at a time, or
+// in the two-shot form Share at a time of those that it adds up. `own(v)`: this rank's partial, if `has_own`.
 template <class Cfg, int Group, int Share, class Params, class Own>
 __device__ __forceinline__ void few_rows_finish(Params const& p, typename Cfg::Transfer const& transfer,
                                                 FewRowsTiles<Cfg> const& tile, int part, int thread, bool has_own,
@@ -191,15 +191,17 @@ __device__ __forceinline__ void few_rows_finish(Params const& p, typename Cfg::T
       for (int i = 0; i < kCount; ++i) writer.write(v + i, sums[i]);
     }
   };
-  if (!two_shot) return add_up(cute::Int<Group>{});
+  if constexpr (Group != Share) {
+    if (!two_shot) return add_up(cute::Int<Group>{});
+  }
   add_up(cute::Int<Share>{});
+  if (!two_shot) return;
   CUTE_NO_UNROLL
   for (int group = 0; group < Transfer::kVectors; group += Group) {
     uint32_t const rest = mask & ~owned;
     if (!__any_sync(~0u, rest >> group & ((1u << Group) - 1))) continue;
     Vector sums[1][Group];
     transfer.template receive_sum<Group>(unit, group, sums, rest);
-    __syncwarp();
     CUTE_UNROLL
     for (int i = 0; i < Group; ++i) {
       if (~owned >> (group + i) & 1) writer.write(group + i, sums[0][i]);
@@ -317,7 +319,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1) few_rows_kernel(CUTLASS_GRID
         few_rows_load</*Gathers=*/false, Cfg>(p, storage);
       }
       __syncwarp();
-      wait_for_last_kernel();
+      wait_for_last_kernel();  // those lanes that were not elected
       ExchangeCall(p.exchange).compare(lane);
     } else {
       wait_for_last_kernel();

@@ -38,10 +38,12 @@ inline int64_t exchange_bytes_at_most(Problem const& problem) {
 
 // The kernels for few rows that are worth a measurement, the fastest first: those whose tile is the least that holds
 // all rows, or one of the largest where there are more rows than one of 128 holds; and smaller ones while all tiles run
-// at once, or shared ones while they are very few, so that more SMs load and send.
+// at once, or those that CTAs share while there are few of them, so that more SMs load and send.
 inline std::vector<int> few_rows_order(Problem const& problem) {
-  constexpr int kSmallest = 16, kSmall = 64, kLarge = 128, kVeryFewCtas = 80;
-  // From here on what is loaded outweighs the exchange of parts; measured at TP = 2 and 4 (bench --study rows).
+  constexpr int kSmallest = 16, kShared = 32, kSmall = 64, kLarge = 128;
+  constexpr int kFewCtas = 80;  // with more of them those of the smallest tiles load as fast
+  // From here on what is loaded outweighs the exchange of parts, in an ag_gemm later as x is waited for; measured at
+  // TP = 2 and 4 (bench --study rows).
   int64_t const long_k = problem.op == Op::kAgGemm ? 2048 : 1024;
   std::vector<int> order;
   int64_t const m = total_rows(problem);
@@ -53,8 +55,8 @@ inline std::vector<int> few_rows_order(Problem const& problem) {
   for (int kernel = 0; kernel < kNumFewRowsKernels; ++kernel) {
     FewRowsRow const& row = kFewRowsKernels[kernel];
     bool const is_small = row.tile_m == kSmall && m > kSmall && row.runs_at_once(m, problem.n);
-    bool const is_shared = least == kSmallest && row.tile_m == 2 * kSmallest && row.split_k > 1 &&
-                           problem.k >= long_k && row.num_tiles(m, problem.n) * row.split_k <= kVeryFewCtas;
+    bool const is_shared = least == kSmallest && row.tile_m == kShared && row.split_k > 1 && problem.k >= long_k &&
+                           row.num_tiles(m, problem.n) * row.split_k <= kFewCtas;
     bool const is_large = row.tile_m >= kLarge && m > kLarge;
     if (row.tile_m == least || is_large || is_small || is_shared) order.push_back(kernel);
   }

@@ -8,9 +8,6 @@
 
 namespace flux {
 
-// No sooner may memory be read or written, but for prefetches, that kernels before this one on the stream use.
-__device__ __forceinline__ void wait_for_last_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
 // The rows of the weight of a tile, in tiles of K, and where they go in shared memory, in stages.
 template <class Cfg, class Params>
 __device__ auto few_rows_weights(Params const& p, typename Cfg::Storage& storage, FewRowsTiles<Cfg> const& tile) {
@@ -34,14 +31,14 @@ __device__ void few_rows_prefetch(Params const& p, typename Cfg::Storage& storag
 
 // One thread, elected in a way that the compiler knows: otherwise it takes each load as one of many lanes'. Where
 // nothing is gathered it waits for the end of the last kernel, after all that needs no memory. For an ag_gemm the
-// caller has waited: weights that are loaded at once are in the way of the rows of x, for which all wait.
+// caller has waited before that: as measured, weights that are loaded sooner delay the rows of x.
 template <bool Gathers, class Cfg, class Params>
 __device__ void few_rows_load(Params const& p, typename Cfg::Storage& storage) {
   using namespace cute;
   using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
   using EmptyBarrier = cutlass::arch::ClusterBarrier;
   int const parity = Gathers ? ExchangeCall(p.exchange).parity() : 0;
-  GatheredSlices const slices(Gathers ? p.m / p.exchange.world : 1, p.k);
+  GatheredSlices const slices(Gathers ? p.shard_rows() : 1, p.k);
   Tensor const x = p.tma_x[parity].get_tma_tensor(make_shape(p.m, p.k));
   Tensor const s_x = make_tensor(make_smem_ptr(storage.x.begin()), typename Cfg::XLayout{});
 
@@ -66,9 +63,9 @@ __device__ void few_rows_load(Params const& p, typename Cfg::Storage& storage) {
       ++ahead;
     };
     int loaded_k = first_k;
-    if (!Gathers && is_first) wait_for_last_kernel();
-    // While the peers' rows of x come in, the weights fill all stages, and the next ones come as far as the L2.
-    if (Gathers && is_first) {
+    if (is_first && !Gathers) wait_for_last_kernel();
+    if (is_first && Gathers) {
+      // While the peers' rows of x come in, the weights fill all stages, and the next ones come as far as the L2.
       for (int stage = 0; stage < Cfg::kStages && loaded_k < p.k_tiles(); ++stage, loaded_k += Cfg::SplitK) {
         load_weight(loaded_k);
       }

@@ -14,7 +14,7 @@ constexpr int kPushWarps = 2, kWatchWarp = kPushWarps;
 class GatheredSlices {
  public:
   // `rows` of each rank.
-  __device__ GatheredSlices(int rows, int k) : width_(gather_slice_k(rows, k)), count_((k + width_ - 1) / width_) {}
+  __device__ GatheredSlices(int rows, int k) : width_(gather_slice_k(rows, k)), count_(ceil_div(k, width_)) {}
 
   __device__ int width() const { return width_; }  // columns of each, but the last one
   __device__ int count() const { return count_; }

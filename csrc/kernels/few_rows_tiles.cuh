@@ -85,6 +85,7 @@ struct FewRowsParams {
   CUTLASS_HOST_DEVICE int num_tiles() const { return m_tiles() * n_tiles(); }
   CUTLASS_HOST_DEVICE bool is_last_m(int m_tile) const { return m_tile == m_tiles() - 1; }
   CUTLASS_HOST_DEVICE int num_units() const { return num_tiles() * Cfg::kParts * Cfg::SplitK; }
+  CUTLASS_DEVICE int shard_rows() const { return m / exchange.world; }  // kGather: of x, that a rank has
   // The first of the rows of y that a rank owns.
   CUTLASS_DEVICE int first_row(int rank) const {
     return exchange.form == ExchangeForm::kScatter ? exchange.own_rows * rank : 0;

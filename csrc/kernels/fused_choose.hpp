@@ -191,7 +191,8 @@ inline double row_fill(Problem const& problem, FusedChoice const& choice) {
 
 // The least time of a product for many rows with more than two ranks, or what runs beside fused is faster: SMs send
 // faster than the copy engines of several ranks, which the product has to outweigh. In microseconds by the kernel's
-// model; measured at TP = 4 (bench --study rows --lists models).
+// model; measured at TP = 4 (bench --study rows --lists models). What runs beside an ag_gemm is a gather by one kernel,
+// where x is small enough, or NCCL's.
 inline double least_us(Problem const& problem) {
   if (problem.op == Op::kAgGemm) return why_no_all_gather(problem).empty() ? 27.0 : 11.0;
   return problem.op == Op::kGemmRs ? 21.0 : 95.0;
@@ -241,8 +242,8 @@ inline std::string why_few_rows_are_slower(Problem const& problem, int kernel) {
     if (!may_be_slower || few_rows_use(problem, row) > 0.65) return {};
     return m_is + ", which leaves SMs without a tile of the kernels for few rows";
   }
-  // If all tiles run at once, a gemm_rs takes as long as one of them, and with more ranks the others do, too: what runs
-  // beside fused takes longer for the exchange then.
+  // If all tiles run at once, a gemm_rs takes as long as one of them. With more than two ranks all ops gain then, as
+  // the exchange beside a library GEMM takes longer.
   bool const at_once = row.runs_at_once(m, problem.n);
   if (problem.world > 2 && at_once) return {};
   bool const reduces_at_once = problem.op == Op::kGemmRs && at_once, few = m <= kFewRows;
@@ -327,13 +328,14 @@ inline bool find_fused_choice(Problem const& problem, FusedChoice* choice) {
 // TP = 2 and 4 (bench --study rows).
 inline std::string why_gather_is_faster(Problem const& problem) {
   constexpr int64_t kOverlaps = 64;  // up to so many rows the weight takes longer to stream than they take to gather
-  constexpr int64_t kTiles = 128, kShortGather = int64_t{1} << 20;
-  constexpr double kShortProduct = 8e9;  // operations; about 10 us
+  constexpr int64_t kOneTile = 128;  // of up to so many rows a kernel for few rows gathers while the weight streams
+  constexpr int64_t kShortGather = int64_t{1} << 20;  // bytes, which come within the latency of any gather
+  constexpr double kShortProduct = 8e9;               // operations; about 10 us
   int64_t const m = total_rows(problem);
   if (problem.op != Op::kAgGemm || m <= kOverlaps || m > kFewRows || !why_no_all_gather(problem).empty()) return {};
   if (problem.world > 2) {
-    bool const is_long = m > kTiles && m * problem.k * element_size(problem.dtype) > kShortGather;
-    if (!is_long || 2.0 * double(m) * double(problem.n) * double(problem.k) > kShortProduct) return {};
+    bool const gather_is_long = m > kOneTile && m * problem.k * element_size(problem.dtype) > kShortGather;
+    if (!gather_is_long || 2.0 * double(m) * double(problem.n) * double(problem.k) > kShortProduct) return {};
     return "M is " + std::to_string(m) + ", and the product too short for the gather to hide behind it";
   }
   return "M is " + std::to_string(m) + ": from " + std::to_string(kOverlaps + 1) + " to " + std::to_string(kFewRows) +

@@ -5,8 +5,8 @@
 // a block of 16 rows of y.
 //
 //   one-shot   each rank stores its partial of every unit into its slot at every peer, and adds up what it receives
-//   two-shot   of each unit every rank owns a share, a few of its vectors: each rank stores its partial of a share into
-//              its slot at the owner; the owner adds up, and stores the sum into the share's slot at every peer
+//   two-shot   a unit is cut into shares of a few vectors, which the ranks own in turn: each rank stores its partial of
+//              a share into its slot at the owner; the owner adds up, and stores the sum into its slot at every peer
 //   scatter    each rank stores of its partial, at every peer, the vectors with rows that the peer owns
 //
 //   one-shot   [unit][source rank]
@@ -41,12 +41,15 @@ struct ExchangeWords {
 };
 static_assert(sizeof(ExchangeWords) <= kExchangeHeadBytes);
 
-// Vectors of a share of a unit of so many: with up to four ranks all add up at the same time, and as much.
+// Vectors of a share of a unit of so many: up to four shares, so that several ranks add up a part of it at once.
 constexpr int exchange_share(int vectors) { return vectors % 4 == 0 ? vectors / 4 : (vectors + 2) / 3; }
 
-// Rank that adds up a share of a two-shot exchange. Shares are counted through all units.
+// Rank that adds up a share of a two-shot exchange. Shares are counted through all units. Those of one number of slot
+// are each another rank's, and change places from one number to the next: else a rank could have the same share of
+// every unit, say that which M leaves empty.
 FLUX_HD int exchange_owner(int32_t share, int world) {
-  return static_cast<int>(static_cast<uint32_t>(share) % static_cast<uint32_t>(world));
+  uint32_t const n = static_cast<uint32_t>(share), w = static_cast<uint32_t>(world);
+  return static_cast<int>((n + n / w) % w);
 }
 
 // Number of the slot of a partial of a unit (two-shot: a share), and of the sum of a share, but for scatter.
@@ -59,6 +62,20 @@ FLUX_HD int64_t exchange_sum_slot(int64_t share, int64_t num_shares, int world) 
 }
 FLUX_HD int64_t exchange_slots(ExchangeForm form, int64_t count, int world) {
   return form == ExchangeForm::kTwoShot ? exchange_sum_slot(count, count, world) : count * world;
+}
+
+// Two-shot, of units of `vectors`, `share` of them a share: the number of the share in which a vector of a unit lies,
+// and the place, among all vectors in the slots, of its partial at the share's owner and of its sum at all others.
+FLUX_HD int32_t share_of_vector(int32_t unit, int vector, int vectors, int share) {
+  return unit * (vectors / share) + vector / share;
+}
+FLUX_HD int64_t share_place(int32_t unit, int vector, int vectors, int share, int world, int source) {
+  int32_t const number = share_of_vector(unit, vector, vectors, share);
+  return exchange_slot(ExchangeForm::kTwoShot, number, world, source) * share + vector % share;
+}
+FLUX_HD int64_t sum_place(int32_t unit, int vector, int vectors, int share, int64_t num_units, int world) {
+  return exchange_sum_slot(share_of_vector(unit, 0, vectors, share), num_units * (vectors / share), world) * share +
+         vector;
 }
 
 // Bit v: vector v of a thread has rows from `begin` on, before `end`. The thread has two rows of each block of 8, of

@@ -34,7 +34,7 @@ void short_products_are_not_fused() {
     int world;
     int64_t least, n, k;
   } const kCases[] = {
-      {Op::kAgGemm, 4, 8192, 768, 1024},    // 12.0 us with 4096 rows
+      {Op::kAgGemm, 4, 8192, 1024, 1024},   // gathered by a kernel with 4096 rows, if in less than 27 us
       {Op::kGemmRs, 4, 8192, 1024, 1024},   // 14.9 us with 4096
       {Op::kGemmAr, 2, 8192, 1024, 2048},   // not two turns of the SMs with 4096
       {Op::kGemmAr, 2, 2048, 5120, 13824},  // the same with 1024
@@ -57,7 +57,9 @@ void some_rows_are_gathered_first() {
   };
   CHECK(pays(2, 64, 4096, 4096) && pays(2, 1024, 8192, 8192), "few and many");
   CHECK(!pays(2, 66, 4096, 4096) && !pays(2, 512, 14336, 8192), "between");
-  CHECK(pays(4, 128, 4096, 4096), "four ranks");
+  CHECK(pays(4, 128, 1024, 4096) && !pays(4, 256, 1024, 4096) && pays(4, 256, 7168, 8192), "four ranks, few rows");
+  CHECK(pays(4, 512, 1024, 1024) && !pays(4, 512, 1024, 4096), "a short gather, and a longer one");
+  CHECK(!pays(4, 2048, 2048, 2048) && pays(4, 2048, 2560, 2048), "many rows: 26 and 32 us by the model");
 }
 
 void most_is_decomposed_beside_fused() {
@@ -74,6 +76,17 @@ void most_is_decomposed_beside_fused() {
         "gemm_ar");
 }
 
+// With more than two ranks every product whose tiles run at once is fused, however empty they are.
+void tiles_at_once_are_fused() {
+  auto const pays = [](Op op, int64_t m, int64_t n, int64_t k) {
+    return why_fused_does_not_pay(problem_of(op, 4, rows_of(op, 4, m), n, k)).empty();
+  };
+  for (Op op : {Op::kGemmRs, Op::kGemmAr}) {
+    CHECK(pays(op, 768, 1024, 768) && pays(op, 1024, 2560, 2432) && pays(op, 512, 3072, 2048), "%s", op_name(op));
+  }
+  CHECK(!pays(Op::kGemmAr, 1024, 5120, 3584), "160 tiles");
+}
+
 // Between two ranks, as the exchange takes as long behind a library GEMM.
 void tiles_of_gemm_ar_keep_most_sms_busy() {
   auto const pays = [](int64_t m, int64_t n, int64_t k) {
@@ -85,9 +98,13 @@ void tiles_of_gemm_ar_keep_most_sms_busy() {
 }  // namespace
 
 std::vector<Test> beside_fused_tests() {
-  return {TEST(few_rows_are_not_fused),          TEST(half_empty_tiles_are_not_fused),
-          TEST(short_products_are_not_fused),    TEST(some_rows_are_gathered_first),
-          TEST(most_is_decomposed_beside_fused), TEST(tiles_of_gemm_ar_keep_most_sms_busy)};
+  return {TEST(few_rows_are_not_fused),
+          TEST(half_empty_tiles_are_not_fused),
+          TEST(short_products_are_not_fused),
+          TEST(some_rows_are_gathered_first),
+          TEST(most_is_decomposed_beside_fused),
+          TEST(tiles_at_once_are_fused),
+          TEST(tiles_of_gemm_ar_keep_most_sms_busy)};
 }
 
 }  // namespace flux::test

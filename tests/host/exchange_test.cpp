@@ -37,39 +37,42 @@ void exchange_slots_are_disjoint() {
   }
 }
 
-// Of every kernel: the partials and the sums of a two-shot exchange have places of their own in its slots, no vector is
-// without an owner, and with up to four ranks each owns some of every unit that has so many.
-void shares_are_disjoint() {
+// Of every kernel: the partials and the sums of a two-shot exchange have places of their own in its slots, each vector
+// has one owner, and where M fills only the first share of every unit, all ranks own about as much of that.
+void shares_are_disjoint_and_even() {
   constexpr int64_t kVectorBytes = 16 * 64 * 2;
   for (FewRowsRow const& kernel : kFewRowsKernels) {
-    int const vectors = kernel.tile_m / kernel.split_k / 16, share = exchange_share(vectors), shares = vectors / share;
-    CHECK(share * shares == vectors, "%s: shares of %d of %d", kernel.name, share, vectors);
-    for (int world : {2, 3, 4, 8}) {
-      int64_t const m = 3 * kernel.tile_m - 1, n = 5 * kernel.tile_n;
+    int const vectors = kernel.tile_m / kernel.split_k / 16, share = exchange_share(vectors);
+    CHECK(vectors % share == 0, "%s: shares of %d of %d", kernel.name, share, vectors);
+    for (int world : {2, 3, 4, 5, 6, 8, 16}) {
+      int64_t const m = 3 * kernel.tile_m - 1, n = 11 * kernel.tile_n;
       int64_t const units = kernel.num_tiles(m, n) * (kernel.tile_n / 64) * kernel.split_k;
       int64_t const places = kernel.slot_bytes(ExchangeForm::kTwoShot, m, n, world) / kVectorBytes;
+      int64_t owned = 0;
       for (int rank = 0; rank < world; ++rank) {
         std::set<int64_t> seen;
-        auto const add = [&](int64_t slot, int vector) {
-          int64_t const place = slot * share + vector;
+        auto const add = [&](int64_t place) {
           CHECK(place >= 0 && place < places && seen.insert(place).second, "%s: %ld of %ld", kernel.name, long(place),
                 long(places));
         };
+        int64_t firsts = 0;
         for (int32_t unit = 0; unit < units; ++unit) {
-          int owned = 0;
-          for (int vector = 0; vector < vectors; ++vector) {
-            int32_t const number = unit * shares + vector / share;
-            add(exchange_sum_slot(number, units * shares, world), vector % share);
-            if (exchange_owner(number, world) != rank) continue;
+          for (int v = 0; v < vectors; ++v) {
+            add(sum_place(unit, v, vectors, share, units, world));
+            if (exchange_owner(share_of_vector(unit, v, vectors, share), world) != rank) continue;
             ++owned;
-            for (int source = 0; source < world; ++source) {
-              add(exchange_slot(ExchangeForm::kTwoShot, number, world, source), vector % share);
-            }
+            if (v == 0) ++firsts;
+            for (int source = 0; source < world; ++source) add(share_place(unit, v, vectors, share, world, source));
           }
-          CHECK(shares < world || owned >= share, "%s: rank %d of %d owns none of unit %d", kernel.name, rank, world,
-                unit);
         }
+        // Of two ranks whose number of shares in a unit is even, one owns all of these.
+        bool const is_even = world > 2 || vectors / share % 2 == 1;
+        int64_t const most = ceil_div(2 * units, int64_t{world}) + world;
+        CHECK(!is_even || firsts <= most, "%s: rank %d of %d owns %ld of %ld first shares", kernel.name, rank, world,
+              long(firsts), long(units));
       }
+      CHECK(owned == units * vectors, "%s: %ld of %ld vectors have an owner", kernel.name, long(owned),
+            long(units * vectors));
     }
   }
 }
@@ -190,7 +193,7 @@ void groups_of_an_all_reduce_cover_its_units() {
 std::vector<Test> exchange_tests() {
   return {
       TEST(exchange_slots_are_disjoint),
-      TEST(shares_are_disjoint),
+      TEST(shares_are_disjoint_and_even),
       TEST(scatter_places_are_disjoint),
       TEST(masks_have_the_vectors_with_rows_in_a_range),
       TEST(scattered_tiles_meet_their_owners),

@@ -26,6 +26,19 @@ void narrow_weights_have_small_tiles() {
   }
 }
 
+// Up to 16 rows of a narrow weight: two CTAs share a tile, if K is long enough.
+void very_few_rows_may_share_tiles() {
+  auto const is_shared = [](Op op, int64_t m, int64_t n, int64_t k) {
+    Problem const p = problem_of(op, 2, rows_of(op, 2, m), n, k);
+    return std::strcmp(kFewRowsKernels[fused_candidates(p).front().few_rows].name, "64x32_k2") == 0;
+  };
+  for (Op const op : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
+    CHECK(is_shared(op, 16, 2048, 2048) && is_shared(op, 2, 2560, 4864), "%s: narrow", op_name(op));
+    CHECK(!is_shared(op, 16, 3072, 4096) && !is_shared(op, 16, 2048, 512), "%s: wide, or short", op_name(op));
+    CHECK(is_shared(op, 16, 1024, 1024) == (op != Op::kAgGemm), "%s: K of 1024", op_name(op));
+  }
+}
+
 // A gemm_rs sends tile by tile, too, where all tiles run at once or the others' are not full, up to 2048 rows.
 void more_rows_of_gemm_rs_have_them_too() {
   struct {
@@ -46,7 +59,8 @@ void more_rows_of_gemm_rs_have_them_too() {
 }  // namespace
 
 std::vector<Test> few_rows_tests() {
-  return {TEST(narrow_weights_have_small_tiles), TEST(more_rows_of_gemm_rs_have_them_too)};
+  return {TEST(narrow_weights_have_small_tiles), TEST(very_few_rows_may_share_tiles),
+          TEST(more_rows_of_gemm_rs_have_them_too)};
 }
 
 }  // namespace flux::test

@@ -38,8 +38,10 @@ TESTS = [
     "short_products_are_not_fused",
     "some_rows_are_gathered_first",
     "most_is_decomposed_beside_fused",
+    "tiles_at_once_are_fused",
     "tiles_of_gemm_ar_keep_most_sms_busy",
     "narrow_weights_have_small_tiles",
+    "very_few_rows_may_share_tiles",
     "more_rows_of_gemm_rs_have_them_too",
 ]
 

@@ -17,21 +17,39 @@ GROUPS = 2  # of the units of an all-reduce, one behind the other
 
 
 def steps_of_all_reduce(rank, world, call):
-    """That of csrc/kernels/all_reduce.cu, two-shot, in one block: units in groups of one for each owner; while those of
-    a group are added up, the next one's partials are on their way, and the sums of the one before.
+    """That of csrc/kernels/all_reduce.cu, two-shot, in one block: units in groups of one for each owner, the next
+    rank's first; while those of a group are added up, the next one's partials are on their way, and the sums of the one
+    before.
     """
     steps = []
+    peers = [(rank + i) % world for i in range(1, world)]
+
+    def unit_of(group, owner):  # the inverse of exchange_owner
+        return group * world + (owner - group) % world
+
     for turn in range(GROUPS + 2):
-        send, reduce, receive = (range((turn - i) * world, (turn - i + 1) * world) for i in range(3))
         if turn < GROUPS:
-            steps += [("store", unit % world, ("partial", unit, rank), call) for unit in send if unit % world != rank]
+            steps += [("store", peer, ("partial", unit_of(turn, peer), rank), call) for peer in peers]
         if 0 <= turn - 1 < GROUPS:
-            own = next(unit for unit in reduce if unit % world == rank)
-            steps += [("read", rank, ("partial", own, source), call) for source in range(world) if source != rank]
-            steps += [("store", (rank + i) % world, ("sum", own), call) for i in range(1, world)]
+            own = unit_of(turn - 1, rank)
+            steps += [("read", rank, ("partial", own, source), call) for source in sorted(peers)]
+            steps += [("store", peer, ("sum", own), call) for peer in peers]
         if 0 <= turn - 2 < GROUPS:
-            steps += [("read", rank, ("sum", unit), call) for unit in receive if unit % world != rank]
+            steps += [("read", rank, ("sum", unit_of(turn - 2, peer)), call) for peer in peers]
     return steps
+
+
+def steps_of_shares(rank, world, call):
+    """The two-shot form of csrc/kernels/few_rows.cuh, of one unit with a share for each rank: what other kernels keep
+    in the slot of a source has the place of its partial.
+    """
+    peers = [(rank + i) % world for i in range(1, world)]
+    return [
+        *(("store", peer, rank, call) for peer in [*peers, rank]),
+        *(("read", rank, source, call) for source in range(world)),
+        *(("store", peer, ("sum", rank), call) for peer in peers),
+        *(("read", rank, ("sum", peer), call) for peer in peers),
+    ]
 
 
 def steps_of(form, rank, world, owner, call):
@@ -39,6 +57,8 @@ def steps_of(form, rank, world, owner, call):
     peers = [(rank + i) % world for i in range(1, world)]
     if form == "all-reduce":
         return steps_of_all_reduce(rank, world, call)
+    if form == "shares":
+        return steps_of_shares(rank, world, call)
     if form != "two-shot":
         stores = [("store", peer, rank, call) for peer in [*peers, rank]]
         looks = [("look", rank, source, call) for source in range(world) if form == "gather"]
@@ -106,6 +126,8 @@ OWNERS = {"same owner": lambda call: 0, "owners in turn": lambda call: call % 2}
         ("gather", "gather", "two-shot"),
         ("all-reduce",),
         ("all-reduce", "two-shot", "gather"),
+        ("shares",),
+        ("shares", "one-shot", "two-shot"),
     ),
     ids="-".join,
 )
@@ -119,6 +141,6 @@ def test_one_half_is_not(form):
     assert "over call" in failure((form,), 2, parities=1)
 
 
-@pytest.mark.parametrize("form", ("one-shot", "two-shot", "all-reduce"))
+@pytest.mark.parametrize("form", ("one-shot", "two-shot", "all-reduce", "shares"))
 def test_readers_have_to_empty_the_slots(form):
     assert "reads call" in failure((form,), 2, empties=False)

@@ -50,7 +50,7 @@ TESTS = [
     "ar_lanes_that_do_not_meet_are_found",
     "ar_results_before_their_partials_are_found",
     "exchange_slots_are_disjoint",
-    "shares_are_disjoint",
+    "shares_are_disjoint_and_even",
     "scatter_places_are_disjoint",
     "masks_have_the_vectors_with_rows_in_a_range",
     "scattered_tiles_meet_their_owners",
