@@ -5,6 +5,11 @@ import json
 import pathlib
 
 
+def takes_rows(op: str, m: int, world: int) -> bool:
+    """Whether the op takes so many rows: those that gather or scatter take a multiple of TP."""
+    return op == "gemm_ar" or m % world == 0
+
+
 @dataclasses.dataclass(frozen=True)
 class Shape:
     """A layer: AG is x [M/TP, H] gathered, times w [I/TP, H]^T; RS is x [M, I/TP] times w [H, I/TP]^T, scattered.
@@ -18,8 +23,7 @@ class Shape:
     i: int
 
     def suits(self, op: str, world: int) -> bool:
-        """Whether the op takes so many rows: those that gather or scatter take a multiple of TP."""
-        return op == "gemm_ar" or self.m % world == 0
+        return takes_rows(op, self.m, world)
 
     def product(self, op: str, world: int) -> tuple[int, int, int]:
         """(M, N, K) of one rank's product."""
@@ -51,7 +55,7 @@ def read_lists(path: str | pathlib.Path, names: str = "") -> list[tuple[str, Sha
 
 def parse_shapes(text: str, op: str, world: int) -> list[tuple[int, int, int]]:
     """(M, N, K) for each shape of "M,N,K[;M,N,K]", or for those of FILE[:LIST,...] whose rows the op takes. Raises
-    ValueError for anything else.
+    ValueError for anything else, an M alone that the op does not take among it.
     """
     products = []
     if any(c.isalpha() for c in text):
@@ -65,6 +69,8 @@ def parse_shapes(text: str, op: str, world: int) -> list[tuple[int, int, int]]:
         sizes = [s.strip() for s in part.split(",")]
         if len(sizes) != 3 or not all(s.isdecimal() and int(s) > 0 for s in sizes):
             raise ValueError(f"'{part}' is no shape: it must be M,N,K, or FILE or FILE:LIST in place of all of them")
+        if not takes_rows(op, int(sizes[0]), world):
+            raise ValueError(f"'{part}': {op} takes an M that is a multiple of the {world} ranks")
         products.append(tuple(map(int, sizes)))
     if not products:
         raise ValueError("there is no shape; give M,N,K[;M,N,K...] or FILE[:LIST,...]")

@@ -86,11 +86,12 @@ def test_foreign_file_is_refused_before_anything_is_measured(tmp_path):
         ("", ["no shape"]),
         ("64,72", ["'64,72'", "M,N,K"]),
         ("64,0,64", ["'64,0,64'"]),
+        ("64,64,64;7,64,64", ["'7,64,64'", "ag_gemm", "multiple of the 2 ranks"]),
         ("nowhere.json", ["nowhere.json", "No such file"]),
     ),
 )
 def test_shapes_that_make_no_sense(shapes, words):
-    with pytest.raises(ValueError, match=r"M,N,K|can't be read") as error:
+    with pytest.raises(ValueError, match=r"M,N,K|can't be read|an M that") as error:
         parse_shapes(shapes, "ag_gemm", 2)
     for word in words:
         assert word in str(error.value)
