@@ -81,8 +81,7 @@ class AllReduce {
   __device__ void each_unit(int group, Visit const& visit) const {
     if (group < 0 || group >= num_groups_) return;
     int const units = all_reduce_group_units(args_.exchange.form, args_.exchange.world);
-    // Of a group's units the first is owned by rank `group`, and the others by the ranks after it: exchange_owner.
-    int next = is_two_shot() ? (args_.exchange.rank + 1 + units - group % units) % units : 0;
+    int next = is_two_shot() ? share_in_slot(group, args_.exchange.rank + 1, units) : 0;
 #pragma unroll 1
     for (int i = 0; i < units; ++i, next = wrap_rank(next + 1, units)) {
       int const unit = group * units + next;

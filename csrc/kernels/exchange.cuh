@@ -164,13 +164,11 @@ class Exchange {
   template <class Visit>
   __device__ void each_share(ExchangeUnit const& unit, Visit const& visit) const {
     int32_t const first = share_of_vector(unit.number, 0, kVectors, kShare);
-    int owner = exchange_owner(first, args_.world), left = args_.world - first % args_.world;  // of this slot's number
+    int owner = exchange_owner(first, args_.world), left = shares_left_in_slot(first, args_.world);
 #pragma unroll
     for (int share = 0; share < kShares; ++share) {
       visit(share, owner);
-      // exchange_owner of the next one, without its divisions.
-      owner = wrap_rank(owner + 1, args_.world);
-      if (--left == 0) owner = wrap_rank(owner + 1, args_.world), left = args_.world;
+      owner = next_owner(owner, &left, args_.world);
     }
   }
 

@@ -196,9 +196,9 @@ __device__ __forceinline__ void few_rows_finish(Params const& p, typename Cfg::T
   }
   add_up(cute::Int<Share>{});
   if (!two_shot) return;
+  uint32_t const rest = mask & ~owned;
   CUTE_NO_UNROLL
   for (int group = 0; group < Transfer::kVectors; group += Group) {
-    uint32_t const rest = mask & ~owned;
     if (!__any_sync(~0u, rest >> group & ((1u << Group) - 1))) continue;
     Vector sums[1][Group];
     transfer.template receive_sum<Group>(unit, group, sums, rest);

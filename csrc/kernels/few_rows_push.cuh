@@ -2,6 +2,7 @@
 // How the rows of x of all ranks come together in a kernel for few rows (schedule/exchange_layout.hpp, gather): some
 // CTAs store this rank's rows at every rank, slice by slice along K, in the order in which the product takes them.
 
+#include "cute/arch/util.hpp"
 #include "kernels/exchange_call.cuh"
 #include "kernels/few_rows_launch.hpp"
 #include "schedule/chunk_order.hpp"
@@ -24,14 +25,13 @@ class GatheredSlices {
   __device__ int take(int k, uint32_t* arrived) const {
     int const needed = min(k / width_ + 1, count_);
     for (int seen = 0; seen < needed;) {
-      asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(seen) : "r"(shared_address(arrived)) : "memory");
+      asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
+                   : "=r"(seen)
+                   : "r"(cute::cast_smem_ptr_to_uint(arrived))
+                   : "memory");
     }
     fence_async_proxy();
     return needed * width_;
-  }
-
-  static __device__ uint32_t shared_address(void const* p) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
   }
 
  private:
@@ -57,7 +57,7 @@ class PushedRows {
     for (int slice = 0; slice < slices_.count(); ++slice) {
       wait_slice(slice);
       if (threadIdx.x % 32 == 0) {
-        auto const to = GatheredSlices::shared_address(slices);
+        auto const to = cute::cast_smem_ptr_to_uint(slices);
         asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(to), "r"(slice + 1) : "memory");
       }
     }

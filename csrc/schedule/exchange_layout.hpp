@@ -23,6 +23,7 @@
 
 #include <algorithm>
 
+#include "schedule/chunk_order.hpp"
 #include "schedule/workspace_layout.hpp"
 
 namespace flux {
@@ -51,6 +52,21 @@ FLUX_HD int exchange_owner(int32_t share, int world) {
   uint32_t const n = static_cast<uint32_t>(share), w = static_cast<uint32_t>(world);
   return static_cast<int>((n + n / w) % w);
 }
+
+// Shares from this one on that have its number of slot.
+FLUX_HD int shares_left_in_slot(int32_t share, int world) { return world - share % world; }
+// exchange_owner of the share after one that `owner` owns, without a division; keeps shares_left_in_slot up to date.
+FLUX_HD int next_owner(int owner, int* left, int world) {
+  owner = wrap_rank(owner + 1, world);
+  if (--*left == 0) {
+    owner = wrap_rank(owner + 1, world);
+    *left = world;
+  }
+  return owner;
+}
+
+// Of the shares of a number of slot, counted from the first one, that which a rank owns; `rank` may be `world`, too.
+FLUX_HD int share_in_slot(int slot, int rank, int world) { return (rank + world - slot % world) % world; }
 
 // Number of the slot of a partial of a unit (two-shot: a share), and of the sum of a share, but for scatter.
 FLUX_HD int64_t exchange_slot(ExchangeForm form, int32_t number, int world, int source) {

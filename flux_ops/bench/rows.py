@@ -5,6 +5,7 @@ much more than one row is worth.
 """
 
 import dataclasses
+import statistics
 
 from flux_ops.bench import report
 from flux_ops.bench.candidates import AUTO, RIVALS, explored
@@ -58,12 +59,14 @@ def table(document, op, mode):
     meta = document["environment"]
     step = 1 if op == "gemm_ar" else meta["tp"]
     names = report.candidates_of(rows)
-    before, body, flagged = {}, [], []
+    before, body, flagged, speeds = {}, [], [], []
     for row in rows:
         times = {name: time["median"] for name, time in row["times"].items()}
         flags = flags_of(times, before.get((row["name"], row["M"] - step)))
         before[row["name"], row["M"]] = times
         flagged += [f"M = {row['M']}: {flag}" for flag in flags]
+        if AUTO in times and SEQUENTIAL in times:
+            speeds.append(times[SEQUENTIAL] / times[AUTO])
         cells = [f"{times[name] / 1e3:.3f}" if name in times else report.DASH for name in names]
         body.append([row["name"], str(row["M"]), *cells, row["ran"].get(AUTO, report.DASH), "; ".join(flags)])
     title = f"{document['study']}: {op}, {mode}, TP = {meta['tp']}, {meta['card']}; ms"
@@ -74,7 +77,10 @@ def table(document, op, mode):
         f"{len(flagged)} flags at {len(rows)} sizes (auto above {MOST_RATIO} x the best other, a step of {step} above "
         f"{MOST_STEP} x): {', '.join(flagged) or 'none'}"
     )
-    return "\n".join([title, *aligned(["shape", "M", *names, "auto ran", "flags"], body), *notes, ending])
+    endings = [ending]
+    if speeds:
+        endings.insert(0, f"auto is {statistics.geometric_mean(speeds):.2f} x as fast as {SEQUENTIAL}, geometric mean")
+    return "\n".join([title, *aligned(["shape", "M", *names, "auto ran", "flags"], body), *notes, *endings])
 
 
 def flags_of(times, times_before):

@@ -77,6 +77,26 @@ void shares_are_disjoint_and_even() {
   }
 }
 
+// The owner of the next share, and the share of an owner, are what exchange_owner says.
+void owners_agree() {
+  for (int world : {2, 3, 4, 5, 8, 16}) {
+    for (int32_t first : {0, 1, 7, 16, 30, 255}) {
+      int owner = exchange_owner(first, world), left = shares_left_in_slot(first, world);
+      for (int32_t share = first; share < first + 3 * world; ++share) {
+        CHECK(owner == exchange_owner(share, world), "share %d of %d ranks: %d", share, world, owner);
+        CHECK(left == shares_left_in_slot(share, world), "share %d of %d ranks: %d left", share, world, left);
+        owner = next_owner(owner, &left, world);
+      }
+    }
+    for (int slot = 0; slot < 3 * world; ++slot) {
+      for (int rank = 0; rank <= world; ++rank) {
+        int const share = slot * world + share_in_slot(slot, rank, world);
+        CHECK(exchange_owner(share, world) == rank % world, "slot %d, rank %d of %d", slot, rank, world);
+      }
+    }
+  }
+}
+
 // The vectors that all sources send to one owner have places of their own, whether or not 16 divides the rows.
 void scatter_places_are_disjoint() {
   for (int world : {2, 3, 8}) {
@@ -194,6 +214,7 @@ std::vector<Test> exchange_tests() {
   return {
       TEST(exchange_slots_are_disjoint),
       TEST(shares_are_disjoint_and_even),
+      TEST(owners_agree),
       TEST(scatter_places_are_disjoint),
       TEST(masks_have_the_vectors_with_rows_in_a_range),
       TEST(scattered_tiles_meet_their_owners),

@@ -51,6 +51,7 @@ TESTS = [
     "ar_results_before_their_partials_are_found",
     "exchange_slots_are_disjoint",
     "shares_are_disjoint_and_even",
+    "owners_agree",
     "scatter_places_are_disjoint",
     "masks_have_the_vectors_with_rows_in_a_range",
     "scattered_tiles_meet_their_owners",

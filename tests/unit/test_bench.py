@@ -146,6 +146,7 @@ class TestRows:
         assert flags == ["", "1.09 x one-shot", "step 1.31 x", "", ""]
         assert lines[-1].startswith("2 flags at 5 sizes")
         assert lines[-1].endswith("M = 2: 1.09 x one-shot, M = 3: step 1.31 x")
+        assert lines[-2] == "auto is 1.11 x as fast as sequential, geometric mean"  # (1.2 * 1 * 1.274 * 1) ** (1 / 4)
 
     def test_a_step_of_shared_rows_is_one_row_a_rank(self):
         made = [self.made(m, "gemm_rs", sequential=90.0, auto=time) for m, time in ((2, 10.0), (3, 20.0), (4, 40.0))]
