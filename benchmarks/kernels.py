@@ -63,8 +63,7 @@ class Row:
         return F.linear(self.x[i % len(self.x)], self.w[i % len(self.w)])
 
     def candidate(self, config):
-        core, rank = extension.module, self.tp - 1
-        where = (rank, self.tp, config)
+        core, where = extension.module, (self.tp, config)
         needed = core.alone_scratch_bytes(self.op, self.x[0], self.w[0], *where)
         if self.scratch.numel() < needed:
             self.scratch = torch.zeros(needed, dtype=torch.uint8, device=self.scratch.device)

@@ -16,7 +16,7 @@ from flux_ops.config import settings
 from flux_ops.rendezvous import Members, Site
 from flux_ops.symmetric import rendezvous
 
-Needs = tuple[int, int, int]  # bytes of a region, of the send buffer, of a parity's slots (WorkspaceNeeds)
+Needs = tuple[int, int]  # bytes of a region, and of a parity's slots (WorkspaceNeeds)
 
 _GRANULE = 2 << 20
 
@@ -114,17 +114,17 @@ class Workspace:
         self._core = core
         self.members = members
         self.device = device
-        self.size: Needs = (0, 0, 0)
+        self.size: Needs = (0, 0)
         self.block: HostBlock | DeviceBlock | None = None
         self._kept = []  # blocks whose addresses live on in CUDA graphs
 
     def grow(self, site: Site, needs: Needs) -> None:
         """Collective: makes the workspace at least this large. What it held is lost, which no call relies on."""
-        region, send, slots = needs
-        size = tuple(map(max, self.size, map(_round_up, (max(region, 1), send, slots))))
+        region, slots = needs
+        size = tuple(map(max, self.size, map(_round_up, (max(region, 1), slots))))
         if size == self.size:
             return
-        wanted = "regions of {} bytes, a send buffer of {} and slots of {}".format(*size)
+        wanted = "regions of {} bytes and slots of {}".format(*size)
         answers = self.members.exchange(site, f"grow/{site.call}/size", wanted)
         if any(answer != wanted for answer in answers):
             listed = "; ".join(f"rank {rank}: {answer}" for rank, answer in enumerate(answers))
@@ -171,7 +171,7 @@ class Workspace:
             self.block.close()
         self.block = None
         self._kept.clear()
-        self.size = (0, 0, 0)
+        self.size = (0, 0)
 
 
 def _raise_first_error(site: Site, errors: list[str]) -> None:

@@ -10,7 +10,7 @@ __global__ void wait_arrivals_kernel(SignalWait wait, Epoch const* arrived, Arri
     int const source = arrivals.first_source + i / arrivals.num_pieces;
     int const piece = arrivals.first_piece + i % arrivals.num_pieces;
     if (source == wait.rank) continue;
-    wait_signal(wait, arrived + source * kMaxPieces + piece, source, piece, /*tile_m=*/-1, arrivals.step);
+    wait_signal(wait, arrived + source * arrivals.words + piece, source, piece, /*tile_m=*/-1, arrivals.step);
   }
   fence_async_proxy();  // the next kernel may read by TMA
 }

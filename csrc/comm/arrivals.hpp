@@ -14,9 +14,10 @@ struct Arrivals {
   int first_source, num_sources;
   int first_piece, num_pieces;
   int step;
+  int words = kMaxPieces;  // from source to source
 };
 
-// Holds back the stream until all of them have arrived; `arrived` is [source][kMaxPieces]. What peers have written
+// Holds back the stream until all of them have arrived; `arrived` is [source][words]. What peers have written
 // before their signals is visible to every kernel that comes after on the stream. One small kernel, which waits no
 // longer than the timeout and leaves a fault record then. Nothing that it waits for may come after it on any stream of
 // this rank: it holds one SM's slot of a warp, and pushes need none.

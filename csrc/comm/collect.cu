@@ -8,13 +8,12 @@ constexpr int kThreads = 512;
 constexpr uint32_t kInFlight = 4;  // 16-byte loads of a thread
 
 // Called by all threads of a block: copies its part of a block of results, of which there are less than 2^32 vectors: y
-// would have more than 64 GB. Both sides lie as y does.
-__device__ __forceinline__ void copy(ArResults const& results, ArChunk chunk, ArBlock const& block, uint4 const* from,
-                                     uint4* to) {
-  uint32_t const width = block.width / 16, pitch = results.row_bytes / 16;
-  int64_t const count = block.rows * width, first = results.offset(chunk, block) / 16;
+// would have more than 64 GB. Both sides have the rows of y.
+__device__ __forceinline__ void copy(ArBlock const& block, int64_t row_bytes, uint4 const* from, uint4* to) {
+  uint32_t const width = block.width / 16, pitch = row_bytes / 16;
+  int64_t const count = block.rows * width;
   uint32_t const end = count * (blockIdx.x + 1) / gridDim.x;
-  auto const at = [&](uint32_t i) { return first + int64_t{i / width} * pitch + i % width; };
+  auto const at = [&](uint32_t i) { return int64_t{i / width} * pitch + i % width; };
   for (uint32_t i = count * blockIdx.x / gridDim.x + threadIdx.x; i < end; i += kInFlight * kThreads) {
     uint4 v[kInFlight];
 #pragma unroll
@@ -29,8 +28,9 @@ __device__ __forceinline__ void copy(ArResults const& results, ArChunk chunk, Ar
 }
 
 // Each block copies its part of every piece.
-__global__ void __launch_bounds__(kThreads) collect_kernel(SignalWait wait, ReplayedCall call, Epoch const* arrived,
-                                                           ArResults results, uint4 const* from, uint4* to) {
+__global__ void __launch_bounds__(kThreads)
+    collect_kernel(SignalWait wait, ReplayedCall call, Epoch const* arrived, ArResults results, uint8_t const* first,
+                   int64_t slot_bytes, uint8_t* y) {
   for (int number = 0; number < results.num_pieces(); ++number) {
     for (int step = 1; step < results.world; ++step) {
       int const owner = wrap_rank(results.rank - step, results.world), signal = results.signal(number);
@@ -38,7 +38,12 @@ __global__ void __launch_bounds__(kThreads) collect_kernel(SignalWait wait, Repl
         wait_signal(wait, arrived + owner * kMaxPieces + signal, owner, signal, /*tile_m=*/-1, number);
       }
       __syncthreads();
-      copy(results, {results.section_of(number), owner}, results.block(number), from, to);
+      int const section = results.section_of(number);
+      ArBlock const block = results.block(number);
+      int64_t const slot = peer_slot(results.rank, results.world, owner) * slot_bytes;
+      copy(block, results.row_bytes,
+           reinterpret_cast<uint4 const*>(first + slot + results.offset_of_owner(section, block)),
+           reinterpret_cast<uint4*>(y + results.offset({section, owner}, block)));
     }
   }
   if (threadIdx.x == 0) end_call(call);
@@ -47,11 +52,11 @@ __global__ void __launch_bounds__(kThreads) collect_kernel(SignalWait wait, Repl
 }  // namespace
 
 cudaError_t stream_collect(cudaStream_t stream, SignalWait const& wait, ReplayedCall const& call, Epoch const* arrived,
-                           ArResults const& results, void const* region, void* y, int num_blocks) {
+                           ArResults const& results, void const* first, int64_t slot_bytes, void* y, int num_blocks) {
   ReplayedCall ended = call;
   ended.items = static_cast<uint32_t>(num_blocks);
-  collect_kernel<<<num_blocks, kThreads, 0, stream>>>(wait, ended, arrived, results, static_cast<uint4 const*>(region),
-                                                      static_cast<uint4*>(y));
+  collect_kernel<<<num_blocks, kThreads, 0, stream>>>(wait, ended, arrived, results, static_cast<uint8_t const*>(first),
+                                                      slot_bytes, static_cast<uint8_t*>(y));
   return cudaGetLastError();
 }
 

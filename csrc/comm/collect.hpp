@@ -1,5 +1,5 @@
 #pragma once
-// The end of gemm_ar for many rows: the reduced rows of all peers, from the region into y as they arrive.
+// The end of gemm_ar for many rows: the reduced rows of all peers, from their slots into y as they arrive.
 
 #include <cuda_runtime.h>
 
@@ -8,9 +8,9 @@
 
 namespace flux {
 
-// `arrived` is [source][kMaxPieces]; `region`: where the results begin in it. Ends the call where the device counts
-// calls.
+// `arrived` is [source][kMaxPieces]; the results in slot i begin at first + i * slot_bytes. Ends the call where the
+// device counts calls.
 cudaError_t stream_collect(cudaStream_t stream, SignalWait const& wait, ReplayedCall const& call, Epoch const* arrived,
-                           ArResults const& results, void const* region, void* y, int num_blocks);
+                           ArResults const& results, void const* first, int64_t slot_bytes, void* y, int num_blocks);
 
 }  // namespace flux

@@ -177,29 +177,28 @@ std::string config_names() {
 }
 
 WorkspaceNeeds workspace_needs(Problem const& p) {
-  int64_t const size = element_size(p.dtype), send_bytes = sizeof(CallWords);
-  if (p.op == Op::kAgGemm) return {ag_region_bytes(p.world, p.rows, p.k, size), send_bytes, 0};
+  int64_t const size = element_size(p.dtype);
+  if (p.op == Op::kAgGemm) return {ag_region_bytes(p.world, p.rows, p.k, size), 0};
   int64_t const tile_bytes = rs_tile_bytes(kLargestExtent, kLargestExtent, size);
   auto const tiles_at_most = [&](int64_t rows) {
     return int64_t{order_of(rows, p.n, tile_shape(kLargestExtent, kLargestExtent)).num_tiles()};
   };
-  if (p.op == Op::kGemmRs) return {rs_region_bytes(p.world, tiles_at_most(p.rows), tile_bytes), send_bytes, 0};
+  if (p.op == Op::kGemmRs) return {rs_region_bytes(p.world, tiles_at_most(p.rows), tile_bytes), 0};
   int64_t const rows = ar_rows_per_owner_at_most(p.rows, p.world, kLargestExtent);
   int64_t const two_shot = ar_two_shot_bytes(p.world, tiles_at_most(rows), tile_bytes, p.rows, p.n, size);
   int64_t const few = tiles_at_most(std::min(p.rows, kOneShotMostRows));
   int64_t const one_shot = ar_one_shot_bytes(p.world, few, tile_bytes);
-  return {std::max({two_shot, one_shot, decomposed_needs(p).region_bytes}), send_bytes, 0};
+  return {std::max({two_shot, one_shot, decomposed_needs(p).region_bytes}), 0};
 }
 
 std::string why_not_decomposed(Problem const& problem) { return flux::why_not_decomposed(problem); }
 
 WorkspaceNeeds decomposed_needs(Problem const& p) {
-  int64_t const send_bytes = sizeof(CallWords);
   int64_t const size = element_size(p.dtype);
-  if (p.op == Op::kAgGemm) return {ag_region_bytes(p.world, p.rows, p.k, size), send_bytes, 0};
-  if (p.op == Op::kGemmRs) return {rs_chunks_bytes(p), send_bytes, 0};
+  if (p.op == Op::kAgGemm) return {ag_region_bytes(p.world, p.rows, p.k, size), 0};
+  if (p.op == Op::kGemmRs) return {rs_chunks_bytes(p), 0};
   int64_t const one_shot_rows = p.world * p.rows, two_shot_rows = round_up(p.rows, int64_t{p.world}) + p.rows;
-  return {std::max(one_shot_rows, two_shot_rows) * p.n * size, send_bytes, 0};
+  return {std::max(one_shot_rows, two_shot_rows) * p.n * size, 0};
 }
 
 }  // namespace flux::cpu

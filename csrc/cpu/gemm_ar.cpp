@@ -54,7 +54,7 @@ void two_shot(Problem const& p, ArConfig const& config, Operands const& o, Excha
 
   auto const send = [&](ArChunk chunk, int64_t position, TileRange const& range) {
     at::Tensor const partial = product_of(p, o, schedule.begin(chunk) + range.row, range);
-    staging.tile(chunk.owner, rs_slot(chunk.owner, p.world, p.rank), position, range).copy_(partial);
+    staging.tile(chunk.owner, peer_slot(chunk.owner, p.world, p.rank), position, range).copy_(partial);
   };
 
   auto const wait_for_partials = [&](ArChunk chunk, int32_t tile) {
@@ -71,7 +71,7 @@ void two_shot(Problem const& p, ArConfig const& config, Operands const& o, Excha
     wait_for_partials(chunk, tile);
     at::Tensor const total = add_in_rank_order(p.world, [&](int source) {
       if (source == p.rank) return own;
-      return staging.tile(p.rank, rs_slot(p.rank, p.world, source), position, range).to(own.scalar_type());
+      return staging.tile(p.rank, peer_slot(p.rank, p.world, source), position, range).to(own.scalar_type());
     });
     write_result(p, o, total, row, range);
     at::Tensor const result = view_matrix(p.dtype, y_at(row, range.col), range.rows, range.cols, p.n);

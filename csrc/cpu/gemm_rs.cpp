@@ -38,7 +38,7 @@ void gemm_rs(Problem const& p, Operands const& o, WorkspaceView const& workspace
     at::Tensor const total = add_in_rank_order(p.world, [&](int source) {
       if (source == p.rank) return own;
       waited += exchange.wait(source, config.pieces.piece_of(position), position);
-      return staging.tile(p.rank, rs_slot(p.rank, p.world, source), position, range).to(own.scalar_type());
+      return staging.tile(p.rank, peer_slot(p.rank, p.world, source), position, range).to(own.scalar_type());
     });
     tracer.waited(p.rank, waited, config.pieces.piece_of(position));
     write_result(p, o, total, range.row, range);
@@ -55,7 +55,7 @@ void gemm_rs(Problem const& p, Operands const& o, WorkspaceView const& workspace
       if (chunk == p.rank) {
         reduce(position, range, partial);
       } else {
-        staging.tile(chunk, rs_slot(chunk, p.world, p.rank), position, range).copy_(partial);
+        staging.tile(chunk, peer_slot(chunk, p.world, p.rank), position, range).copy_(partial);
       }
       int const piece = config.pieces.piece_of(position);
       if (!tiles_left.finish_one(number_of(chunk, piece))) continue;

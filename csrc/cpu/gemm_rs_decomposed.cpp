@@ -63,7 +63,7 @@ void gemm_rs_decomposed(Problem const& p, Operands const& o, WorkspaceView const
   auto const push = [&] {
     for (size_t i = 0; i + 1 < products.size() && progress.wait_for(i + 1); ++i) {
       RsProduct const& one = products[i];
-      int const slot = rs_slot(one.owner, p.world, p.rank);
+      int const slot = peer_slot(one.owner, p.world, p.rank);
       std::memcpy(exchange.region(one.owner) + rs_chunk_offset(slot, one.row, p.rows, p.n, size),
                   partials[i].const_data_ptr(), one.rows * p.n * size);
       exchange.signal(one.owner, one.piece);
@@ -74,7 +74,7 @@ void gemm_rs_decomposed(Problem const& p, Operands const& o, WorkspaceView const
     auto const part = [&](int source) {
       if (source == p.rank) return own.to(accumulation_type(p.dtype));
       for (int piece = 0; piece < pieces.count(); ++piece) exchange.wait(source, piece, p.world, "step");
-      int64_t const offset = rs_chunk_offset(rs_slot(p.rank, p.world, source), 0, p.rows, p.n, size);
+      int64_t const offset = rs_chunk_offset(peer_slot(p.rank, p.world, source), 0, p.rows, p.n, size);
       at::Tensor const staged = view_matrix(p.dtype, exchange.region(p.rank) + offset, p.rows, p.n, p.n);
       return staged.to(accumulation_type(p.dtype));
     };

@@ -31,14 +31,14 @@ Epoch& Exchange::arrived(int owner, int source, int piece) const {
   return workspace_.control(owner).signals.arrived[set][source][piece];
 }
 
-CallWords& Exchange::call_words(int rank) const {
-  return *reinterpret_cast<CallWords*>(workspace_.base[rank] + workspace_.layout.send_offset());
+CallWord& Exchange::call_word(int owner, int source) const {
+  return workspace_.control(owner).signals.calls[parity()][source];
 }
 
 void Exchange::announce() const {
   for (int peer = 0; peer < problem_.world; ++peer) {
     if (peer == problem_.rank) continue;
-    CallWords::Word& word = call_words(peer).calls[parity()][problem_.rank];
+    CallWord& word = call_word(peer, problem_.rank);
     word.digest = info_.digest;
     __atomic_store_n(&word.epoch, info_.epoch, __ATOMIC_RELEASE);
   }
@@ -76,7 +76,7 @@ double Exchange::wait(int source, int piece, int tile, char const* unit) const {
 }
 
 void Exchange::check_same_problem(int source) const {
-  CallWords::Word const& word = call_words(problem_.rank).calls[parity()][source];
+  CallWord const& word = call_word(problem_.rank, source);
   if (__atomic_load_n(&word.epoch, __ATOMIC_ACQUIRE) != info_.epoch || word.digest == info_.digest) return;
   TORCH_CHECK_WITH(DistBackendError, false, op_name(problem_.op), ": the ranks of group '", workspace_.group_name,
                    "' are out of step: in call ", info_.epoch, " of the workspace rank ", source,

@@ -26,15 +26,6 @@
 
 namespace flux::cpu {
 
-// In the send buffer, which this backend has no other use for. Written by the peers.
-struct CallWords {
-  struct Word {
-    Epoch epoch;
-    uint64_t digest;
-  };
-  Word calls[2][kMaxWorld];  // [parity][source rank]
-};
-
 // One call of one rank.
 class Exchange {
  public:
@@ -56,7 +47,7 @@ class Exchange {
 
  private:
   Epoch& arrived(int owner, int source, int piece) const;
-  CallWords& call_words(int rank) const;
+  CallWord& call_word(int owner, int source) const;
   void check_same_problem(int source) const;
   void check_deadline(int source, int piece, int tile, char const* unit, Epoch seen) const;
 

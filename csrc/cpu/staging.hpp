@@ -21,7 +21,8 @@ class Staging {
 
   // The tile at `position` of a slot in the region of `rank`.
   at::Tensor tile(int rank, int slot, int64_t position, TileRange const& range) const {
-    std::byte* const data = exchange_.region(rank) + rs_tile_offset(slot, position, num_tiles_, tile_bytes());
+    int64_t const offset = rs_tile_offset(slot, rs_slot_bytes(num_tiles_, tile_bytes()), position, tile_bytes());
+    std::byte* const data = exchange_.region(rank) + offset;
     return view_matrix(problem_.dtype, data, range.rows, range.cols, shape_.tile_n);
   }
 

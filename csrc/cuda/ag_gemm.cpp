@@ -21,13 +21,12 @@ void ag_gemm(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   int64_t const row_bytes = problem.k * size;
   Pieces const& pieces = plan.pieces;
   auto const* shard = static_cast<std::byte const*>(operands.x);
-  std::byte const* const region = view.region(problem.rank, call.parity());
-  TORCH_INTERNAL_ASSERT(view.layout.region_bytes >= ag_region_bytes(problem.world, problem.rows, problem.k, size));
-  auto const offset_of = [&](int source) { return ag_shard_offset(source, problem.rows, problem.k, size); };
+  TORCH_INTERNAL_ASSERT(view.slot_bytes() >= ag_shard_bytes(problem.rows, problem.k, size));
 
   auto args = kernel_args<AgGemmArgs>(problem, plan, operands, call);
   args.shard = shard;
-  args.gathered = region;
+  args.gathered = view.region(problem.rank, call.parity());
+  args.slot_bytes = view.slot_bytes();
 
   auto const start_gemm = [&] {
     check(kLaunchers[plan.choice.kernel].ag_gemm[element_index(problem.dtype)](args, stream), "launching ag_gemm");
@@ -37,7 +36,7 @@ void ag_gemm(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   if (gemm_first) start_gemm();
   for (int step = 0; step < problem.world - 1; ++step) {
     int const peer = ag_push_peer(problem.rank, problem.world, step);
-    std::byte* const slot = view.region(peer, call.parity()) + offset_of(problem.rank);
+    std::byte* const slot = view.slot(peer, problem.rank, call.parity());
     for (int piece = 0; piece < pieces.count(); ++piece) {
       int64_t const offset = pieces.begin(piece) * row_bytes;
       call.push(slot + offset, shard + offset, pieces.size(piece) * row_bytes,
@@ -46,7 +45,8 @@ void ag_gemm(Problem const& problem, LaunchPlan const& plan, Operands const& ope
     if (step == 0 && !gemm_first) start_gemm();
   }
   call.join();
-  copy_gathered(problem, operands, region, stream);  // every shard has arrived when the kernel is done
+  // Every shard has arrived when the kernel is done.
+  copy_gathered(problem, operands, stream, [&](int source) { return view.slot(problem.rank, source, call.parity()); });
 }
 
 }  // namespace flux::cuda

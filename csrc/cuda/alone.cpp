@@ -20,14 +20,13 @@ WorkspaceLayout layout_of(Problem const& problem) {
 
 }  // namespace
 
-Problem alone_problem(Op op, at::Tensor const& x, at::Tensor const& weight, int rank, int world,
-                      std::string const& config) {
+Problem alone_problem(Op op, at::Tensor const& x, at::Tensor const& weight, int world, std::string const& config) {
   TORCH_CHECK_VALUE(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1) && x.size(0) % world == 0 &&
                         x.is_contiguous() && weight.is_contiguous() && x.scalar_type() == weight.scalar_type(),
                     "x [M, K] and weight [N, K] must be contiguous, of one dtype, and M a multiple of ", world, ".");
   auto const* row = find_data_type([&](DataTypeRow const& r) { return r.scalar == x.scalar_type(); });
   TORCH_CHECK_NOT_IMPLEMENTED(row != nullptr, "x has dtype ", x.scalar_type(), ".");
-  Problem const problem{op, rank, world, x.size(0) / world, weight.size(0), x.size(1), row->type, false, config};
+  Problem const problem{op, world - 1, world, x.size(0) / world, weight.size(0), x.size(1), row->type, false, config};
   std::string const why_not = why_not_fused(problem);
   TORCH_CHECK_NOT_IMPLEMENTED(why_not.empty(), why_not);
   return problem;
@@ -59,13 +58,15 @@ at::Tensor run_alone(Problem const& problem, at::Tensor const& x, at::Tensor con
     auto args = kernel_args<AgGemmArgs>(problem, *plan, operands, arrived, wait);
     int64_t const shard_bytes = ag_shard_bytes(problem.rows, problem.k, element_size(problem.dtype));
     args.shard = static_cast<std::byte const*>(operands.x) + problem.rank * shard_bytes;
-    args.gathered = operands.x;
+    args.gathered = operands.x;  // the slots of the last rank are in the order of the ranks
+    args.slot_bytes = shard_bytes;
     check(kernel.ag_gemm[element_index(problem.dtype)](args, stream), "launching ag_gemm");
   } else {
     auto args = kernel_args<GemmRsArgs>(problem, *plan, operands, arrived, wait);
     args.x = operands.x;
     args.y_stride = problem.rows * problem.n;
-    args.send = view.send_buffer(0);
+    args.slot_bytes = view.slot_bytes();
+    args.send = view.region(problem.rank, 1);
     args.staged = view.region(problem.rank, 0);
     args.tiles_done = control.local.tiles_done[0];
     args.parts = interleaved_parts(plan->pieces, plan->choice.same_order);

@@ -10,9 +10,8 @@
 
 namespace flux::cuda {
 
-// x [M, K] (ag_gemm: the gathered operand) and weight [N, K], as rank `rank` of `world` would compute them.
-Problem alone_problem(Op op, at::Tensor const& x, at::Tensor const& weight, int rank, int world,
-                      std::string const& config);
+// x [M, K] (ag_gemm: the gathered operand) and weight [N, K], as the last of `world` ranks would compute them.
+Problem alone_problem(Op op, at::Tensor const& x, at::Tensor const& weight, int world, std::string const& config);
 
 // Bytes of the scratch memory, which has to be zero before the first run and may be used again.
 int64_t alone_scratch_bytes(Problem const& problem);

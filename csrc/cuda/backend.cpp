@@ -71,33 +71,23 @@ std::string config_names() {
   return names;
 }
 
-namespace {
-
-WorkspaceNeeds reducing_needs(Problem const& problem, int64_t region_bytes, int64_t send_bytes, int64_t slots) {
-  return {region_bytes, sends_from_region(problem.world) ? 0 : send_bytes, slots};
-}
-
-}  // namespace
-
 WorkspaceNeeds workspace_needs(Problem const& problem) {
-  int64_t const slots = exchange_bytes_at_most(problem);
-  if (problem.op == Op::kGemmAr) {
-    return reducing_needs(problem, ar_region_bytes_at_most(problem), ar_send_bytes_at_most(problem), slots);
+  int const world = problem.world;
+  if (problem.op == Op::kAgGemm) {  // a shard in each slot, or all shards at once
+    int64_t const size = element_size(problem.dtype);
+    int64_t const slots = region_of_slots(world, ag_shard_bytes(problem.rows, problem.k, size));
+    return {std::max(slots, ag_region_bytes(world, problem.rows, problem.k, size)), 0};
   }
-  if (problem.op == Op::kAgGemm) {
-    return {ag_region_bytes(problem.world, problem.rows, problem.k, element_size(problem.dtype)), 0, 0};
-  }
-  int64_t const bytes = largest_rs_region_bytes(problem);
-  return reducing_needs(problem, bytes, bytes, slots);
+  int64_t const slot = problem.op == Op::kGemmAr ? ar_slot_bytes_at_most(problem) : largest_rs_slot_bytes(problem);
+  return {region_of_slots(world, slot), exchange_bytes_at_most(problem)};
 }
 
 WorkspaceNeeds decomposed_needs(Problem const& problem) {
   if (problem.op == Op::kAgGemm) {
     return decomposition_of(problem).schedule == ChunkSchedule::kGather ? WorkspaceNeeds{} : workspace_needs(problem);
   }
-  if (problem.op == Op::kGemmAr) return {0, 0, exchange_bytes_at_most(problem)};
-  int64_t const bytes = rs_chunks_bytes(problem);
-  return reducing_needs(problem, bytes, bytes, 0);
+  if (problem.op == Op::kGemmAr) return {0, exchange_bytes_at_most(problem)};
+  return {region_of_slots(problem.world, rs_chunk_bytes(problem.rows, problem.n, element_size(problem.dtype))), 0};
 }
 
 std::shared_ptr<LaunchPlan const> make_launch_plan(Problem const& problem) {

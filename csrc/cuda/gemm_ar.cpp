@@ -24,16 +24,14 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   int32_t const per_chunk = plan.order.num_tiles();
   int64_t const num_tiles = int64_t{sections} * per_chunk, size = element_size(problem.dtype);
   Problem const chunk = section_problem(problem, sections);
-  TORCH_INTERNAL_ASSERT(view.layout.region_bytes >=
-                            ar_two_shot_bytes(world, num_tiles, plan.tile_bytes, problem.rows, problem.n, size) &&
-                        view.send_bytes() >= rs_region_bytes(world, num_tiles, plan.tile_bytes));
   Call call(workspace, problem, info, stream, BegunBy::kGemm);
   auto* const done = view.control(rank).local.tiles_done;
   auto* const y = static_cast<std::byte*>(operands.y);
-  int64_t const results_offset = ar_results_offset(world, num_tiles, plan.tile_bytes);
+  int64_t const results_offset = ar_slot_results_offset(num_tiles, plan.tile_bytes);
   TileShape const tile = kKernels[plan.choice.kernel].config.shape;
   ArResults const results{rank,       world,       sections,    chunk.rows,        problem.n * size,
                           plan.order, plan.pieces, tile.tile_m, tile.tile_n * size};
+  TORCH_INTERNAL_ASSERT(view.slot_bytes() >= results_offset + results.bytes_of_owner());
 
   auto args = kernel_args<GemmRsArgs>(chunk, plan, operands, call);
   args.x = operands.x;
@@ -41,7 +39,8 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   args.y_stride = world * chunk.rows * problem.n;
   args.counts_own = true;
   args.replayed.items = 0;  // the call ends when all is collected
-  args.send = view.send_buffer(call.parity());
+  args.slot_bytes = view.slot_bytes();
+  args.send = view.region(rank, 1 - call.parity());
   args.staged = view.region(rank, call.parity());
   args.tiles_done = done[0];
   args.parts = plan.pieces;
@@ -51,11 +50,13 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   };
   auto const push_results = [&](int number) {
     ArBlock const block = results.block(number);
-    int64_t const offset = results.offset({results.section_of(number), rank}, block);
+    int const section = results.section_of(number);
+    int64_t const there = results_offset + results.offset_of_owner(section, block);
+    std::byte const* const from = y + results.offset({section, rank}, block);
     for (int i = 0; i < world - 1; ++i) {
       int const peer = ag_push_peer(rank, world, i);
-      call.push_rows(view.region(peer, call.parity()) + results_offset + offset, y + offset, results.row_bytes,
-                     block.width, block.rows, call.arrived(peer, rank) + results.signal(number));
+      call.push_rows(view.slot(peer, rank, call.parity()) + there, from, results.row_bytes, block.width, block.rows,
+                     call.arrived(peer, rank) + results.signal(number));
     }
   };
 
@@ -82,7 +83,7 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   call.join();
   if (!last_comes_first) push_results(last);
   check(stream_collect(stream, call.wait(), call.replayed(), call.arrived(rank, 0), results,
-                       view.region(rank, call.parity()) + results_offset, y,
+                       view.region(rank, call.parity()) + results_offset, view.slot_bytes(), y,
                        at::cuda::getCurrentDeviceProperties()->multiProcessorCount),
         "collecting the reduced rows");
   call.join();

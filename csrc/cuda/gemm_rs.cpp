@@ -14,16 +14,15 @@ void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   if (plan.few_rows >= 0) return run_few_rows(problem, plan, operands, workspace, info);
   cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
   WorkspaceView const& view = workspace.view();
-  int64_t const num_tiles = plan.order.num_tiles();
-  int64_t const staged_bytes = rs_region_bytes(problem.world, num_tiles, plan.tile_bytes);
-  TORCH_INTERNAL_ASSERT(view.layout.region_bytes >= staged_bytes && view.send_bytes() >= staged_bytes);
+  TORCH_INTERNAL_ASSERT(view.slot_bytes() >= rs_slot_bytes(plan.order.num_tiles(), plan.tile_bytes));
   Call call(workspace, problem, info, stream, BegunBy::kGemm);
   LocalWords& local = view.control(problem.rank).local;
 
   auto args = kernel_args<GemmRsArgs>(problem, plan, operands, call);
   args.x = operands.x;
   args.y_stride = problem.rows * problem.n;
-  args.send = view.send_buffer(call.parity());
+  args.slot_bytes = view.slot_bytes();
+  args.send = view.region(problem.rank, 1 - call.parity());
   args.staged = view.region(problem.rank, call.parity());
   args.tiles_done = local.tiles_done[0];
   args.parts = interleaved_parts(plan.pieces, plan.choice.same_order);

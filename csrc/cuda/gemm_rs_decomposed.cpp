@@ -20,14 +20,11 @@ void gemm_rs_decomposed(Problem const& p, Operands const& operands, Workspace& w
   at::AutoDispatchBelowADInplaceOrView const no_autograd;
   cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
   WorkspaceView const& view = workspace.view();
-  TORCH_INTERNAL_ASSERT(view.layout.region_bytes >= rs_chunks_bytes(p) && view.send_bytes() >= rs_chunks_bytes(p));
+  int64_t const size = element_size(p.dtype);
+  TORCH_INTERNAL_ASSERT(view.slot_bytes() >= rs_chunk_bytes(p.rows, p.n, size));
   Pieces const pieces = make_chunks(p.rows, decomposition_of(p).chunks);
   Call call(workspace, p, info, stream, BegunBy::kKernelOfItsOwn);
 
-  int64_t const size = element_size(p.dtype);
-  auto const offset_of = [&](int owner, int source, int64_t row) {
-    return rs_chunk_offset(rs_slot(owner, p.world, source), row, p.rows, p.n, size);
-  };
   LibraryGemm const gemm(p, operands);
   auto const* const x = static_cast<std::byte const*>(operands.x);
   for (RsProduct const& one : rs_products(p.rank, p.world, p.rows, pieces)) {
@@ -36,8 +33,9 @@ void gemm_rs_decomposed(Problem const& p, Operands const& operands, Workspace& w
       gemm.product(gemm.matrix(operands.y, p.rows, p.n, p.n), x_rows, /*with_bias=*/false);
       continue;
     }
-    std::byte* const from = view.send_buffer(call.parity()) + offset_of(p.rank, one.owner, one.row);
-    std::byte* const to = view.region(one.owner, call.parity()) + offset_of(one.owner, p.rank, one.row);
+    int64_t const offset = rs_chunk_offset(0, one.row, p.rows, p.n, size);
+    std::byte* const from = view.to_send(one.owner, call.parity()) + offset;
+    std::byte* const to = view.slot(one.owner, p.rank, call.parity()) + offset;
     gemm.product(gemm.matrix(from, one.rows, p.n, p.n), x_rows, /*with_bias=*/false);
     call.fork();
     call.push(to, from, one.rows * p.n * size, call.arrived(one.owner, p.rank) + one.piece);
@@ -47,8 +45,7 @@ void gemm_rs_decomposed(Problem const& p, Operands const& operands, Workspace& w
   check(stream_wait_arrivals(stream, call.wait(), call.arrived(p.rank, 0), all), "waiting for partials");
   ReduceArgs args{};
   for (int source = 0; source < p.world; ++source) {
-    std::byte const* const staged = view.region(p.rank, call.parity());
-    args.part[source] = source == p.rank ? operands.y : staged + offset_of(p.rank, source, 0);
+    args.part[source] = source == p.rank ? operands.y : view.slot(p.rank, source, call.parity());
   }
   args.world = p.world;
   args.bias = operands.bias;

@@ -11,7 +11,6 @@ inline void push_partials(Call& call, WorkspaceView const& view, LaunchPlan cons
                           int section) {
   int const rank = args.rank, world = args.world, count = args.pieces.count();
   int32_t const per_chunk = plan.order.num_tiles();
-  int64_t const num_tiles = int64_t{args.sections} * per_chunk;
   auto* const done = view.control(rank).local.tiles_done;
   for (int i = 0; i < world * count; ++i) {
     auto const [step, piece] = rs_piece(i, world, args.pieces, args.parts);
@@ -21,10 +20,9 @@ inline void push_partials(Call& call, WorkspaceView const& view, LaunchPlan cons
     if (plan.choice.same_order) call.meet();
     int64_t const begin = int64_t{section} * per_chunk + args.pieces.begin(piece);
     int32_t const tiles = args.pieces.size(piece);
-    auto const offset = [&](int slot) { return rs_tile_offset(slot, begin, num_tiles, plan.tile_bytes); };
-    call.push_tiles(&done[owner][number], tiles,
-                    view.region(owner, call.parity()) + offset(rs_slot(owner, world, rank)),
-                    view.send_buffer(call.parity()) + offset(rs_slot(rank, world, owner)), tiles * plan.tile_bytes,
+    int64_t const offset = begin * plan.tile_bytes;
+    call.push_tiles(&done[owner][number], tiles, view.slot(owner, rank, call.parity()) + offset,
+                    view.to_send(owner, call.parity()) + offset, tiles * plan.tile_bytes,
                     call.arrived(owner, rank) + number);
   }
 }

@@ -116,6 +116,10 @@ Epoch* Call::arrived(int r, int source) const {
   return workspace_.view_.control(r).signals.arrived[static_cast<int>(signals_)][source];
 }
 
+Epoch* Call::finished(int r, int source) const {
+  return &workspace_.view_.control(r).signals.finished[static_cast<int>(signals_)][source];
+}
+
 void Call::fork() {
   check(cudaEventRecord(workspace_.fork_, stream_), "recording an event");
   for (int i = 0; i < 2; ++i) {
@@ -151,6 +155,12 @@ void Call::meet() {
   for (int i = 0; i < 2; ++i) send_held_signal(i);
   wait_for(reached(0), lane(1));
   wait_for(reached(1), lane(0));
+}
+
+void Call::signal(Epoch* word) {
+  send_held_signal(lane_);
+  wait_until_may_push();
+  send_signal(word, lane_);
 }
 
 void Call::push(void* to, void const* from, int64_t bytes, Epoch* signal) {
@@ -207,19 +217,6 @@ void Call::join() {
   for (int i = 0; i < 2; ++i) {
     send_held_signal(i);
     if (in_use_[i]) wait_for(reached(i), stream_);
-  }
-}
-
-void copy_gathered(Problem const& problem, Operands const& operands, std::byte const* region, cudaStream_t stream) {
-  if (operands.gathered == nullptr) return;
-  int64_t const size = element_size(problem.dtype);
-  auto* const gathered = static_cast<std::byte*>(operands.gathered);
-  for (int source = 0; source < problem.world; ++source) {
-    int64_t const offset = ag_shard_offset(source, problem.rows, problem.k, size);
-    void const* const from = source == problem.rank ? operands.x : region + offset;
-    check(cudaMemcpyAsync(gathered + offset, from, ag_shard_bytes(problem.rows, problem.k, size),
-                          cudaMemcpyDeviceToDevice, stream),
-          "copying the gathered operand");
   }
 }
 

@@ -12,8 +12,10 @@
 //     e, every peer is done with call e-2, the last to use that parity. (Kernels that exchange data by themselves take
 //     numbers, too, and use no region, but wait for data from every peer just so: a parity that repeats around them is
 //     free as well.)
-//  4. The call ends on the caller's stream when the kernels and the pushes of this rank are done; then the send buffer,
-//     the tile counters and the operands are free again.
+//  4. The call ends on the caller's stream when the kernels and the pushes of this rank are done; then the tile
+//  counters
+//     and the operands are free again. What it sends from the other region (WorkspaceView::to_send) has a slot that one
+//     peer alone writes, in its next call: by then it has received all of it.
 //  5. From the first call that a CUDA graph captures on, the host can't know epochs: replays advance them. Such calls,
 //     and all later eager ones, count epochs in device memory from 1 on, with signals of their own. They alternate
 //     between the regions too, but graphs may be replayed in any order, so one region can be used twice in a row. Each
@@ -27,6 +29,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <string>
 
 #include "comm/replay.hpp"
@@ -91,6 +94,8 @@ class Call {
 
   // The signals of this call at rank `r`, written by `source`.
   Epoch* arrived(int r, int source) const;
+  // The word at `r` by which `source` tells that it has finished the calls before.
+  Epoch* finished(int r, int source) const;
 
   // Lets the lanes start, or go on: what is enqueued on them next sees all that the caller's stream has done so far.
   void fork();
@@ -98,7 +103,9 @@ class Call {
   void take_tiles(uint32_t* counter, int32_t count);
   // Each lane goes on only when the other one has done what is enqueued so far, held signals included.
   void meet();
-  // Enqueues, on the lane of now, a copy to a peer and the signal that it has arrived.
+  // Enqueues, on the lane of now, a signal to a peer.
+  void signal(Epoch* word);
+  // The same of a copy to a peer and the signal that it has arrived.
   void push(void* to, void const* from, int64_t bytes, Epoch* signal);
   // The same on the other lane, once a kernel has counted so many tiles. The signal is held: it goes out with what its
   // lane does next, or with fork(), meet() or join().
@@ -131,10 +138,21 @@ class Call {
   Epoch* held_signal_[2] = {nullptr};  // of each lane's last push_tiles; eager only
 };
 
-// Fills operands.gathered, where it is asked for, from the own shard and the region where all others have arrived.
-void copy_gathered(Problem const& problem, Operands const& operands, std::byte const* region, cudaStream_t stream);
-
 // Throws a c10::Error with the failed action's name.
 void check(cudaError_t error, char const* action);
+
+// Fills operands.gathered, where it is asked for, from the own shard and those of the peers: shard_of(source) has
+// arrived.
+template <class ShardOf>
+void copy_gathered(Problem const& problem, Operands const& operands, cudaStream_t stream, ShardOf const& shard_of) {
+  if (operands.gathered == nullptr) return;
+  int64_t const bytes = ag_shard_bytes(problem.rows, problem.k, element_size(problem.dtype));
+  auto* const gathered = static_cast<std::byte*>(operands.gathered);
+  for (int source = 0; source < problem.world; ++source) {
+    void const* const from = source == problem.rank ? operands.x : shard_of(source);
+    check(cudaMemcpyAsync(gathered + source * bytes, from, bytes, cudaMemcpyDeviceToDevice, stream),
+          "copying the gathered operand");
+  }
+}
 
 }  // namespace flux::cuda

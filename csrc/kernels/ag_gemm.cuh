@@ -22,11 +22,11 @@ cudaError_t launch_ag_gemm_kernel(AgGemmArgs const& args, cudaStream_t stream) {
                                                           ChunkedSchedulerTag<AgOrder>>;
   typename GemmKernel::Arguments arguments{};
   arguments.mainloop.ptr_A = static_cast<Element const*>(args.gathered);
-  arguments.mainloop.dA = {args.k, cute::_1{}, args.rows * args.k};
+  arguments.mainloop.dA = {args.k, cute::_1{}, args.slot_bytes / int64_t{sizeof(Element)}};
   arguments.mainloop.ptr_B = static_cast<Element const*>(args.weight);
   arguments.mainloop.dB = weight_stride<WeightTransposed>(args.weight_stride);
   arguments.mainloop.ptr_shard = static_cast<Element const*>(args.shard);
-  arguments.mainloop.arrival = {args.arrived, args.pieces, args.rank, args.wait, args.replayed};
+  arguments.mainloop.arrival = {args.arrived, args.pieces, args.rank, args.world, args.wait, args.replayed};
   arguments.epilogue.ptr_D = static_cast<Element*>(args.y);
   arguments.epilogue.dD = {args.n, cute::_1{}, args.rows * args.n};
   arguments.epilogue.bias = static_cast<Element const*>(args.bias);

@@ -2,11 +2,12 @@
 // The TMA mainloop of CUTLASS, whose producer waits for the rows that a tile reads. Only the producer warp runs
 // load(), so the tensor cores go on with the tiles before while it waits.
 //
-// A comes from two tensor maps: the own shard is read where it lies, the others from the workspace.
+// A comes from two tensor maps: the own shard is read where it lies, the others from their slots of the workspace.
 
 #include "comm/replay.cuh"
 #include "cutlass/cutlass.h"
 #include "cutlass/gemm/collective/collective_builder.hpp"
+#include "schedule/chunk_order.hpp"
 #include "schedule/tile_order.hpp"
 
 namespace flux {
@@ -14,7 +15,7 @@ namespace flux {
 struct ArrivalWait {
   Epoch const* arrived = nullptr;  // [source][kMaxPieces]
   Pieces pieces{0, 1};
-  int rank = 0;
+  int rank = 0, world = 1;
   SignalWait wait{};
   ReplayedCall replayed{};
 };
@@ -73,8 +74,9 @@ struct AgMainloop : Stock_ {
                   thread_idx, rank_in_cluster, storage);
     } else {
       wait_rows(params.arrival, int(l), int(m), int(n));
-      Stock::load(params, pipeline, write_state, inputs, block, k_tile, k_tile_count, thread_idx, rank_in_cluster,
-                  storage);
+      int const slot = peer_slot(params.arrival.rank, params.arrival.world, int(l));
+      Stock::load(params, pipeline, write_state, inputs, cute::make_coord(m, n, k, slot), k_tile, k_tile_count,
+                  thread_idx, rank_in_cluster, storage);
     }
     --tiles_left_;
     if (tiles_left_ == 0 && cute::elect_one_sync()) end_call(params.arrival.replayed);

@@ -8,17 +8,17 @@
 
 namespace flux {
 
-// Bytes of a region of gemm_rs that is made of tiles of this shape.
-inline int64_t rs_region_bytes_of(Problem const& problem, TileShape shape) {
+// Bytes of a chunk of gemm_rs that is made of tiles of this shape.
+inline int64_t rs_slot_bytes_of(Problem const& problem, TileShape shape) {
   int64_t const tiles = make_tile_order(problem.rows, problem.n, shape, 1, false).num_tiles();
-  return rs_region_bytes(problem.world, tiles, rs_tile_bytes(shape.tile_m, shape.tile_n, element_size(problem.dtype)));
+  return rs_slot_bytes(tiles, rs_tile_bytes(shape.tile_m, shape.tile_n, element_size(problem.dtype)));
 }
 
 // The same for the kernel whose tiles pad the chunks most. It grows with the rows: what is enough for a product is
 // enough for every smaller one, whatever kernel runs it.
-inline int64_t largest_rs_region_bytes(Problem const& problem) {
+inline int64_t largest_rs_slot_bytes(Problem const& problem) {
   int64_t largest = 0;
-  for (KernelRow const& row : kKernels) largest = std::max(largest, rs_region_bytes_of(problem, row.config.shape));
+  for (KernelRow const& row : kKernels) largest = std::max(largest, rs_slot_bytes_of(problem, row.config.shape));
   return largest;
 }
 

@@ -153,18 +153,15 @@ inline std::string why_not_fused_choice(Problem const& problem, FusedChoice cons
   return {};
 }
 
-// Bytes of the send buffer and of a region for many rows, whatever the kernel and the sections. They grow with M.
-inline int64_t ar_send_bytes_at_most(Problem const& problem) {
-  int64_t most = 0;
-  if (problem.rows < least_many_rows(problem.world)) return most;
+// Bytes of a peer's slot for many rows, whatever the kernel and the sections. They grow with M.
+inline int64_t ar_slot_bytes_at_most(Problem const& problem) {
+  if (problem.rows < least_many_rows(problem.world)) return 0;
+  int64_t partials = 0;
   for (int sections = 1; sections <= kMostArSections; ++sections) {
-    most = std::max(most, sections * largest_rs_region_bytes(section_problem(problem, sections)));
+    partials = std::max(partials, sections * largest_rs_slot_bytes(section_problem(problem, sections)));
   }
-  return most;
-}
-inline int64_t ar_region_bytes_at_most(Problem const& problem) {
-  int64_t const send = ar_send_bytes_at_most(problem);
-  return send == 0 ? 0 : round_up(send, kRegionAlign) + problem.rows * problem.n * element_size(problem.dtype);
+  int64_t const rows_of_owner = ceil_div(problem.rows, problem.world);
+  return round_up(partials, kRegionAlign) + rows_of_owner * problem.n * element_size(problem.dtype);
 }
 
 inline FusedChoice many_rows_choice(Problem const& problem, int sections) {

@@ -2,7 +2,7 @@
 // gemm_rs, fused: partial_c = x_c . w^T for each chunk c, those of the peers interleaved, next rank first, the own
 // chunk last.
 //
-//   stores   math warps, tile by tile, to the local send buffer; a warp beside them counts finished tiles
+//   stores   math warps, tile by tile, to local memory; a warp beside them counts finished tiles
 //   pushes   the copy engine, piece by piece, when the count of a piece is reached; then the piece's signal
 //   waits    a warp that brings the partials, once per tile of the own chunk, for that tile's piece from each peer
 //
@@ -41,6 +41,7 @@ cudaError_t launch_gemm_rs_kernel(GemmRsArgs const& args, cudaStream_t stream) {
   transport.counts_own = args.counts_own;
   transport.order = make_tile_order(args.rows, args.n, Cfg::kShape, args.swizzle, args.along_n);
   transport.pieces = args.pieces;
+  transport.slot_bytes = args.slot_bytes;
   transport.send = static_cast<uint8_t*>(args.send);
   transport.staged = static_cast<uint8_t const*>(args.staged);
   transport.tiles_done = args.tiles_done;

@@ -1,7 +1,7 @@
 #pragma once
 // The epilogue of gemm_rs around the TMA-store epilogue of CUTLASS.
 //
-//   tile of a peer's chunk   accumulators -> 16-bit -> local send buffer; a warp beside the one that feeds the mainloop
+//   tile of a peer's chunk   accumulators -> 16-bit -> local memory; a warp beside the one that feeds the mainloop
 //                            counts the tile, as the release would hold up the math warps until all is stored; the copy
 //                            engine pushes the piece to its owner when all its tiles are counted
 //   tile of the own chunk    y = sum of the partials in rank order, in fp32, the own one unrounded, + bias; then the
@@ -30,6 +30,7 @@ struct RsTransport {
   bool counts_own = false;
   TileOrder order{};
   Pieces pieces{0, 1};              // of the tile positions of a chunk
+  int64_t slot_bytes = 0;           // from slot to slot
   uint8_t* send = nullptr;          // [slot of the destination][section][position][tile]
   uint8_t const* staged = nullptr;  // [slot of the source][section][position][tile]
   uint32_t* tiles_done = nullptr;   // [destination][kMaxPieces]
@@ -40,8 +41,7 @@ struct RsTransport {
   // Of the tile at `position` of a chunk of `section`.
   FLUX_HD int piece(int section, int position) const { return section * pieces.count() + pieces.piece_of(position); }
   FLUX_HD int64_t offset(int slot, int section, int position, int64_t tile_bytes) const {
-    int const per_chunk = order.num_tiles();
-    return rs_tile_offset(slot, section * per_chunk + position, sections * per_chunk, tile_bytes);
+    return rs_tile_offset(slot, slot_bytes, section * order.num_tiles() + position, tile_bytes);
   }
 };
 
@@ -180,8 +180,8 @@ class RsEpilogue : public Stock_ {
   CUTLASS_DEVICE void fill(LoadPipeline& pipeline, LoadPipelineState state, int64_t tile,
                            TensorStorage& storage) const {
     RsTransport const& t = params_.transport;
-    int64_t const slot_bytes = t.offset(1, 0, 0, kTileBytes);
-    int64_t const of_rank_0 = rs_slot(t.rank, t.world, 0) * slot_bytes;  // from there on around the ring of the slots
+    int64_t const of_rank_0 =
+        peer_slot(t.rank, t.world, 0) * t.slot_bytes;  // from there on around the ring of the slots
     fence_async_proxy();
     uint8_t const* from = t.staged + tile;
     CUTLASS_PRAGMA_NO_UNROLL
@@ -194,7 +194,7 @@ class RsEpilogue : public Stock_ {
           continue;
         }
         pipeline.fill(state, from + slot, storage.partials[state.index()]);
-        slot += slot_bytes;
+        slot += t.slot_bytes;
         ++state;
       }
     }
@@ -225,7 +225,7 @@ class RsEpilogue : public Stock_ {
   CUTLASS_DEVICE void send(Accumulators const& acc, int owner, int section, Tile at, int thread_idx) {
     RsTransport const& t = params_.transport;
     int const position = t.order.position_of(at);
-    int const slot = rs_slot(t.rank, t.world, owner);
+    int const slot = peer_slot(t.rank, t.world, owner);
     uint8_t* const to = t.send + t.offset(slot, section, position, kTileBytes) + thread_idx * 16;
     cutlass::NumericArrayConverter<ElementD, float, 8> convert;
     CUTLASS_PRAGMA_UNROLL

@@ -144,7 +144,7 @@ inline std::vector<std::string> decomposed_candidates(Op op) {
   return names;
 }
 
-// The partials of gemm_rs on their way: of this rank in its send buffer, of the peers in its region.
+// The partials of gemm_rs on their way, in a region of the CPU backend.
 inline int64_t rs_chunks_bytes(Problem const& problem) {
   return (problem.world - 1) * rs_chunk_bytes(problem.rows, problem.n, element_size(problem.dtype));
 }

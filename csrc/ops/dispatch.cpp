@@ -171,8 +171,8 @@ void ensure_workspace(Call& call, c10::Device device) {
     if (on_device.view->layout.covers(needs)) return;
   }
   TORCH_CHECK(!is_capturing(device), call.site.op, ": the workspace of group '", call.state->name,
-              "' is not there yet, or too small for this call (", needs.region_bytes, " bytes of a region, ",
-              needs.send_bytes, " of the send buffer and ", needs.exchange_bytes,
+              "' is not there yet, or too small for this call (", needs.region_bytes, " bytes of a region and ",
+              needs.exchange_bytes,
               " of slots are needed) and can't grow while a CUDA "
               "graph is captured. Call flux_ops.prepare(...) with the largest M before the capture.");
   hooks().grow(call.site, device, needs);

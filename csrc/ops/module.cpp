@@ -43,10 +43,8 @@ c10::Device make_device(std::string const& type, int index) {
 }
 
 // WorkspaceNeeds, as Python keeps them.
-using NeedsTuple = std::tuple<int64_t, int64_t, int64_t>;
-WorkspaceNeeds make_needs(NeedsTuple const& needs) {
-  return {std::get<0>(needs), std::get<1>(needs), std::get<2>(needs)};
-}
+using NeedsTuple = std::tuple<int64_t, int64_t>;
+WorkspaceNeeds make_needs(NeedsTuple const& needs) { return {std::get<0>(needs), std::get<1>(needs)}; }
 
 Op make_op(std::string const& op) {
   for (Op const one : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
@@ -127,27 +125,27 @@ void add_module_functions(py::module_& m) {
   m.def("workspace_region_offset", [](NeedsTuple const& needs, int parity) {
     return make_workspace_layout(make_needs(needs)).region_offset(parity);
   });
-  // (region bytes, send bytes, bytes of a parity's slots) that a product of m rows needs.
+  // (region bytes, bytes of a parity's slots) that a product of m rows needs.
   m.def("workspace_needs", [](std::string const& op, std::string const& device_type, int world, int64_t m, int64_t n,
                               int64_t k, std::string const& dtype) {
     Problem const problem = make_problem(op, world, m, n, k, dtype, /*transposed=*/false);
     // The decomposed strategy needs no more than the fused one.
     WorkspaceNeeds const needs = workspace_needs(problem, Strategy::kFused, make_device(device_type, 0).type());
-    return NeedsTuple{needs.region_bytes, needs.send_bytes, needs.exchange_bytes};
+    return NeedsTuple{needs.region_bytes, needs.exchange_bytes};
   });
   m.def(
       "decomposed_candidates", [](std::string const& op) { return decomposed_candidates(make_op(op)); },
       "Configurations of the decomposed strategy that are worth a measurement: \"decomposed:\" + name runs one.");
 
 #if defined(FLUX_WITH_CUDA)
-  // The fused kernel of `config` on one GPU, without communication, as rank `rank` of `world` would run it.
-  m.def("alone_scratch_bytes", [](std::string const& op, at::Tensor const& x, at::Tensor const& weight, int rank,
-                                  int world, std::string const& config) {
-    return cuda::alone_scratch_bytes(cuda::alone_problem(make_op(op), x, weight, rank, world, config));
-  });
-  m.def("run_alone", [](std::string const& op, at::Tensor const& x, at::Tensor const& weight, int rank, int world,
+  // The fused kernel of `config` on one GPU, without communication, as the last of `world` ranks would run it.
+  m.def("alone_scratch_bytes",
+        [](std::string const& op, at::Tensor const& x, at::Tensor const& weight, int world, std::string const& config) {
+          return cuda::alone_scratch_bytes(cuda::alone_problem(make_op(op), x, weight, world, config));
+        });
+  m.def("run_alone", [](std::string const& op, at::Tensor const& x, at::Tensor const& weight, int world,
                         std::string const& config, at::Tensor const& scratch) {
-    return cuda::run_alone(cuda::alone_problem(make_op(op), x, weight, rank, world, config), x, weight, scratch);
+    return cuda::run_alone(cuda::alone_problem(make_op(op), x, weight, world, config), x, weight, scratch);
   });
 #endif
 

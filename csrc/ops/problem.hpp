@@ -5,6 +5,7 @@
 #include <string>
 
 #include "ops/choose.hpp"
+#include "schedule/chunk_order.hpp"
 #include "schedule/workspace_layout.hpp"
 
 namespace flux {
@@ -80,8 +81,6 @@ inline uint64_t digest_of(Problem const& problem, Strategy strategy, bool has_bi
   return digest + static_cast<uint64_t>(call_idx);
 }
 
-inline bool sends_from_region(int world) { return world == 2; }
-
 // The symmetric memory of a group: base address of each rank's block, as mapped in this process.
 struct WorkspaceView {
   std::string group_name;
@@ -93,12 +92,16 @@ struct WorkspaceView {
   ControlWords& control(int r) const { return *reinterpret_cast<ControlWords*>(base[r]); }
   std::byte* exchange(int r) const { return base[r] + layout.exchange_offset(); }
   std::byte* region(int r, int parity) const { return base[r] + layout.region_offset(parity); }
-  // Of a call of this parity. With two ranks it is the region of the other parity: only the one peer writes there, in
-  // its next call, and to end this call it needs all that is sent.
-  std::byte* send_buffer(int parity) const {
-    return sends_from_region(world) ? region(rank, 1 - parity) : base[rank] + layout.send_offset();
+
+  // CUDA cuts the regions into one slot for each peer, the same for all calls. In the region of `r`, `source` alone
+  // writes in its slot. So what this rank sends in a call needs no memory besides: what goes to `owner` leaves from
+  // owner's slot of the region that the call does not use. `owner` writes there in its next call, and to end this one
+  // it needs all that is sent to it.
+  int64_t slot_bytes() const { return layout.peer_slot_bytes(world); }
+  std::byte* slot(int r, int source, int parity) const {
+    return region(r, parity) + peer_slot(r, world, source) * slot_bytes();
   }
-  int64_t send_bytes() const { return sends_from_region(world) ? layout.region_bytes : layout.send_bytes; }
+  std::byte* to_send(int owner, int parity) const { return slot(rank, owner, 1 - parity); }
 };
 
 }  // namespace flux

@@ -50,7 +50,7 @@ void set_python_hooks(py::object object) {
   h.grow = [target](CallSite const& site, c10::Device device, WorkspaceNeeds needs) {
     py::gil_scoped_acquire const gil;
     target->attr("grow")(site_tuple(site), device_tuple(device),
-                         py::make_tuple(needs.region_bytes, needs.send_bytes, needs.exchange_bytes));
+                         py::make_tuple(needs.region_bytes, needs.exchange_bytes));
   };
   h.explain_timeout = [target](CallSite const& site) {
     py::gil_scoped_acquire const gil;

@@ -38,10 +38,14 @@ struct ArResults {
     return {row, (end_row < chunk_rows ? end_row : chunk_rows) - row, column,
             (end_column < row_bytes ? end_column : row_bytes) - column};
   }
-  // In y, and among the results in a region.
+  // In y, and among the results of one owner.
   FLUX_HD int64_t offset(ArChunk chunk, ArBlock const& block) const {
     return (ar_chunk_index(chunk, world) * chunk_rows + block.row) * row_bytes + block.column;
   }
+  FLUX_HD int64_t offset_of_owner(int section, ArBlock const& block) const {
+    return (section * chunk_rows + block.row) * row_bytes + block.column;
+  }
+  FLUX_HD int64_t bytes_of_owner() const { return sections * chunk_rows * row_bytes; }
   // Those of the partials come first.
   FLUX_HD int signal(int number) const { return num_pieces() + number; }
 };

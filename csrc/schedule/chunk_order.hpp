@@ -36,10 +36,11 @@ FLUX_HD int ag_push_peer(int rank, int world, int step) { return wrap_rank(rank 
 // rank to which the partial is sent.
 FLUX_HD int rs_chunk(int rank, int world, int step) { return wrap_rank(rank + 1 + step, world); }
 
-// Staging slot, in the memory of `owner`, for the partials of `source` != owner: 0 .. world - 2.
-FLUX_HD int rs_slot(int owner, int world, int source) { return wrap_rank(source - owner - 1, world); }
+// Slot, in a region of `rank`, for what `peer` != rank writes there: 0 .. world - 2. The peers of higher rank come
+// first, and neighbours among them lie side by side, as do those of lower rank.
+FLUX_HD int peer_slot(int rank, int world, int peer) { return wrap_rank(peer - rank - 1, world); }
 
-// Source whose partials lie in staging slot `slot` of `owner`: the inverse of rs_slot.
-FLUX_HD int rs_slot_source(int owner, int world, int slot) { return wrap_rank(owner + 1 + slot, world); }
+// Peer that writes in slot `slot` of `rank`: the inverse of peer_slot.
+FLUX_HD int slot_peer(int rank, int world, int slot) { return wrap_rank(rank + 1 + slot, world); }
 
 }  // namespace flux

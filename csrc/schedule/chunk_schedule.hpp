@@ -16,6 +16,7 @@
 //
 // A GEMM over several sources is a batched one with a fixed stride from rank to rank, of the operand and of y: nothing
 // is gathered or scattered besides. A gap at the own rank cuts it in two; each part waits for its own sources only.
+// Without a gap, that is in a uniform schedule, the shards lie side by side, and the own one is copied there.
 //
 // Every rank pushes chunk a to each peer, next rank first, then chunk b: what is needed first is sent first, and a push
 // waits for nothing, so no order of the GEMMs can make ranks wait in a circle.
@@ -129,8 +130,7 @@ inline std::vector<RsProduct> rs_products(int rank, int world, int64_t rows, Pie
   return list;
 }
 
-// gemm_rs: region[slot of the source][row][n], send buffer [slot of the destination][row][n]. Slots begin at addresses
-// that 16-byte loads take.
+// gemm_rs: [slot of the source][row][n]. Slots begin at addresses that 16-byte loads take.
 inline int64_t rs_chunk_bytes(int64_t rows, int64_t n, int64_t element_size) {
   return round_up(rows * n * element_size, 16);
 }

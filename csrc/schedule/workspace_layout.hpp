@@ -2,16 +2,15 @@
 // The bytes of a workspace. Every rank of a group allocates the same layout, so an offset computed here names the
 // same thing in the memory of each peer:
 //
-//   | control words | exchange words |   slots 0, 1   | gathered rows 0, 1 |  regions 0, 1  | send buffer |
-//       fixed size       fixed size      exchange_bytes      fixed size         region_bytes     send_bytes
+//   | control words | exchange words |   slots 0, 1   | gathered rows 0, 1 |  regions 0, 1  |
+//       fixed size       fixed size      exchange_bytes      fixed size         region_bytes
 //
 // 0, 1: one for each parity of a call's number, of so many bytes each.
 //
-// A region holds, during one call, what the peers push: the gathered operand (ag_gemm: `world` shards), the staged
-// partials (gemm_rs: `world - 1` slots of tiles), or these and the reduced rows (gemm_ar). The send buffer is read by
-// this rank's copy engine only; two ranks of CUDA have none (WorkspaceView::send_buffer). Slots and gathered rows are
-// the exchange area of exchange_layout.hpp. The control words lie at offsets that depend on no shape, so one shape's
-// signal can never be another shape's data.
+// A region holds, during one call, what the peers push: shards of the gathered operand (ag_gemm), staged partials
+// (gemm_rs), or these and the reduced rows (gemm_ar). On CUDA it is cut into one slot for each peer, whatever the call:
+// WorkspaceView::slot. The other slots and the gathered rows are the exchange area of exchange_layout.hpp. The control
+// words lie at offsets that depend on no shape, so one shape's signal can never be another shape's data.
 
 #include "schedule/host_device.hpp"
 
@@ -36,11 +35,18 @@ FLUX_HD Epoch make_signal(Epoch epoch, uint64_t digest) {
 }
 FLUX_HD Epoch signal_epoch(Epoch signal) { return signal >> kDigestBits; }
 
-// Words that peers write, as epochs or, `arrived` on CUDA, as make_signal values. Each only grows: a reader waits until
-// it is large enough, and nothing is ever reset.
+struct CallWord {
+  Epoch epoch;
+  uint64_t digest;
+};
+
+// Words that peers write, as epochs or, `arrived` and `finished` on CUDA, as make_signal values. Each only grows: a
+// reader waits until it is large enough, and nothing is ever reset.
 struct SignalWords {
   Epoch arrived[kNumSignalSets][kMaxWorld][kMaxPieces];  // [set][source rank][piece]
+  Epoch finished[kNumSignalSets][kMaxWorld];             // [set][source rank]: it has finished the calls before
   Epoch begun[kMaxWorld];                                // last call that the peer has begun (graph replay)
+  CallWord calls[2][kMaxWorld];                          // [parity][source rank], CPU: what the peer computes
 };
 
 // Words that only this rank touches.
@@ -74,34 +80,37 @@ constexpr int64_t kGatherBytes = int64_t{8} << 20;     // gathered rows of x of 
 // What a problem needs of a workspace.
 struct WorkspaceNeeds {
   int64_t region_bytes = 0;
-  int64_t send_bytes = 0;
   int64_t exchange_bytes = 0;  // slots of one parity
 };
 
 struct WorkspaceLayout {
   int64_t region_bytes;
-  int64_t send_bytes;
   int64_t exchange_bytes;
 
   bool covers(WorkspaceNeeds const& needs) const {
-    return region_bytes >= needs.region_bytes && send_bytes >= needs.send_bytes &&
-           exchange_bytes >= needs.exchange_bytes;
+    return region_bytes >= needs.region_bytes && exchange_bytes >= needs.exchange_bytes;
   }
   FLUX_HD static int64_t exchange_offset() { return round_up(sizeof(ControlWords), kRegionAlign); }
   FLUX_HD static int64_t slots_offset() { return exchange_offset() + kExchangeHeadBytes; }
   FLUX_HD int64_t gather_offset() const { return slots_offset() + 2 * exchange_bytes; }
   FLUX_HD int64_t region_offset(int parity) const { return gather_offset() + 2 * kGatherBytes + parity * region_bytes; }
-  FLUX_HD int64_t send_offset() const { return region_offset(2); }
-  FLUX_HD int64_t total_bytes() const { return send_offset() + send_bytes; }
+  FLUX_HD int64_t total_bytes() const { return region_offset(2); }
+  // Of each slot of a region, where it has one for each peer.
+  FLUX_HD int64_t peer_slot_bytes(int world) const { return region_bytes / (world - 1) / kRegionAlign * kRegionAlign; }
 };
+
+// Of a region whose slots have so many bytes, or more.
+FLUX_HD int64_t region_of_slots(int world, int64_t slot_bytes) {
+  return (world - 1) * round_up(slot_bytes, kRegionAlign);
+}
 
 inline WorkspaceLayout make_workspace_layout(WorkspaceNeeds const& needs) {
   int64_t const exchange_bytes = needs.exchange_bytes > kExchangeBytes ? needs.exchange_bytes : kExchangeBytes;
-  return {round_up(needs.region_bytes, kRegionAlign), round_up(needs.send_bytes, kRegionAlign),
-          round_up(exchange_bytes, kRegionAlign)};
+  return {round_up(needs.region_bytes, kRegionAlign), round_up(exchange_bytes, kRegionAlign)};
 }
 
-// ---- ag_gemm: region[source rank][row of the shard][k]
+// ---- ag_gemm: a shard is [row][k]. In a region of the CPU backend, and where CUDA computes on all shards at once, it
+// is shard[source rank].
 
 FLUX_HD int64_t ag_shard_bytes(int64_t rows_per_rank, int64_t k, int64_t element_size) {
   return rows_per_rank * k * element_size;
@@ -113,8 +122,8 @@ FLUX_HD int64_t ag_shard_offset(int source, int64_t rows_per_rank, int64_t k, in
   return source * ag_shard_bytes(rows_per_rank, k, element_size);
 }
 
-// ---- gemm_rs: region[slot of the source][tile position][element], send buffer [slot of the destination][...]
-// Tiles are whole: the padding of a ragged edge travels too, so both ends index alike.
+// ---- gemm_rs: [slot of the source][tile position][element]. Slots are those of the region, or, on CPUs, as many bytes
+// apart as they hold. Tiles are whole: the padding of a ragged edge travels too, so both ends index alike.
 
 FLUX_HD constexpr int64_t rs_tile_bytes(int64_t tile_m, int64_t tile_n, int64_t element_size) {
   return tile_m * tile_n * element_size;
@@ -123,13 +132,19 @@ FLUX_HD int64_t rs_slot_bytes(int64_t num_tiles, int64_t tile_bytes) { return nu
 FLUX_HD int64_t rs_region_bytes(int world, int64_t num_tiles, int64_t tile_bytes) {
   return (world - 1) * rs_slot_bytes(num_tiles, tile_bytes);
 }
-FLUX_HD int64_t rs_tile_offset(int slot, int64_t position, int64_t num_tiles, int64_t tile_bytes) {
-  return slot * rs_slot_bytes(num_tiles, tile_bytes) + position * tile_bytes;
+FLUX_HD int64_t rs_tile_offset(int slot, int64_t slot_bytes, int64_t position, int64_t tile_bytes) {
+  return slot * slot_bytes + position * tile_bytes;
 }
 
-// ---- gemm_ar, two-shot: region | partials of the own chunks, as of a gemm_rs | reduced rows [row of y][n] |
+// ---- gemm_ar, two-shot: | partials of the own chunks, as of a gemm_rs | reduced rows |
 // `num_tiles` are those of the own chunks of all sections; the position of a tile counts through them.
 
+// On CUDA, in the slot of a peer: its partials | its reduced rows [row among those it owns][n].
+FLUX_HD int64_t ar_slot_results_offset(int64_t num_tiles, int64_t tile_bytes) {
+  return round_up(rs_slot_bytes(num_tiles, tile_bytes), kRegionAlign);
+}
+
+// On CPUs, in a region: the partials of all peers | reduced rows [row of y][n].
 FLUX_HD int64_t ar_results_offset(int world, int64_t num_tiles, int64_t tile_bytes) {
   return round_up(rs_region_bytes(world, num_tiles, tile_bytes), kRegionAlign);
 }
@@ -142,7 +157,7 @@ FLUX_HD int64_t ar_two_shot_bytes(int world, int64_t num_tiles, int64_t tile_byt
   return ar_result_offset(world, num_tiles, tile_bytes, rows, n, element_size);
 }
 
-// ---- gemm_ar, one-shot: region[source rank][tile position][element], the own rank's too: rs_tile_offset(source, ...)
+// ---- gemm_ar, one-shot (CPU): [source rank][tile position][element], the own rank's too: rs_tile_offset(source, ...)
 
 FLUX_HD int64_t ar_one_shot_bytes(int world, int64_t num_tiles, int64_t tile_bytes) {
   return world * rs_slot_bytes(num_tiles, tile_bytes);

@@ -78,7 +78,7 @@ def poisoned(ctx, op):
     if others := [name for name in strategies(op) if name not in exchanging]:
         cells += poisoned_workspace(ctx, op, others)
     if exchanging:
-        much = (512 // ctx.world, 72, 4096) if op == "ag_gemm" else (2048, 1024, 64)
+        much = (512 // ctx.world, 72, 4096) if op == "ag_gemm" else (min(2048, 8192 // ctx.world), 1024, 64)
         cells += poisoned_workspace(ctx, op, exchanging, ((40, 72, 64), (129, 264, 136), (8, 24, 264), much))
     return cells
 

@@ -137,7 +137,8 @@ void ar_items_follow_the_order_of_the_chunks() {
   }
 }
 
-// Every byte of y is in one block of one chunk; signals are distinct, behind those of the partials.
+// Every byte of y, and of what an owner has reduced, is in one block of one chunk; signals are distinct, behind those
+// of the partials.
 void ar_results_cover_y_once() {
   for (int world : {2, 3}) {
     for (int sections : {1, 2}) {
@@ -151,6 +152,7 @@ void ar_results_cover_y_once() {
             ArResults const results{0,     world,  sections,    chunk_rows,      row_bytes,
                                     order, pieces, tile.tile_m, 16 * tile.tile_n};
             std::vector<int> times(world * sections * chunk_rows * row_bytes / 16);
+            std::vector<int> times_of_owner(results.bytes_of_owner() / 16);
             std::set<int> signals;
             for (int number = 0; number < results.num_pieces(); ++number) {
               int const signal = results.signal(number), piece = number % pieces.count();
@@ -171,7 +173,13 @@ void ar_results_cover_y_once() {
                   for (int64_t i = 0; i < block.width / 16; ++i) ++times[at / 16 + i];
                 }
               }
+              for (int64_t row = 0; row < block.rows; ++row) {
+                int64_t const at = results.offset_of_owner(results.section_of(number), block) + row * row_bytes;
+                for (int64_t i = 0; i < block.width / 16; ++i) ++times_of_owner.at(at / 16 + i);
+              }
             }
+            CHECK(times_of_owner.size() * world == times.size(), "%zu and %zu", times_of_owner.size(), times.size());
+            for (int const count : times_of_owner) CHECK(count == 1, "16 bytes of an owner %d times", count);
             for (int const count : times) CHECK(count == 1, "%d pieces: 16 bytes of y %d times", pieces.count(), count);
           }
         }
@@ -241,14 +249,18 @@ void ar_region_parts_are_disjoint() {
   for (int world : {2, 3, 8, 16}) {
     for (int64_t tiles : {1, 5, 640}) {
       for (int64_t n : {1, 24, 8192}) {
-        int64_t const rows = 1000, tile_bytes = rs_tile_bytes(64, 128, 2);
-        Wide const partials_end = Wide{rs_tile_offset(world - 2, tiles - 1, tiles, tile_bytes)} + tile_bytes;
+        int64_t const rows = 1000, tile_bytes = rs_tile_bytes(64, 128, 2),
+                      slot_bytes = rs_slot_bytes(tiles, tile_bytes);
+        Wide const partials_end = Wide{rs_tile_offset(world - 2, slot_bytes, tiles - 1, tile_bytes)} + tile_bytes;
         int64_t const first = ar_result_offset(world, tiles, tile_bytes, 0, n, 2);
         CHECK(partials_end <= first && first % kRegionAlign == 0, "partials end at %ld, results begin at %ld",
               long(partials_end), long(first));
         Wide const end = Wide{ar_result_offset(world, tiles, tile_bytes, rows - 1, n, 2)} + n * 2;
         CHECK(end == ar_two_shot_bytes(world, tiles, tile_bytes, rows, n, 2), "the results end at %ld", long(end));
-        Wide const one_shot_end = Wide{rs_tile_offset(world - 1, tiles - 1, tiles, tile_bytes)} + tile_bytes;
+        Wide const one_shot_end = Wide{rs_tile_offset(world - 1, slot_bytes, tiles - 1, tile_bytes)} + tile_bytes;
+        int64_t const in_slot = ar_slot_results_offset(tiles, tile_bytes);
+        CHECK(in_slot >= slot_bytes && in_slot < slot_bytes + kRegionAlign && in_slot % kRegionAlign == 0,
+              "in a slot of %ld tiles the results begin at %ld", long(tiles), long(in_slot));
         CHECK(one_shot_end == ar_one_shot_bytes(world, tiles, tile_bytes), "one-shot ends at %ld", long(one_shot_end));
       }
     }

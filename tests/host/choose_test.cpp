@@ -68,11 +68,11 @@ void pieces_have_signals() {
 // csrc/cuda/backend.cpp allocates the bound: for fewer rows, and for whatever configuration is tuned for them.
 void no_candidate_pads_more_than_the_bound() {
   for_many_problems([](Problem const& largest) {
-    int64_t const bound = largest_rs_region_bytes(largest);
+    int64_t const bound = largest_rs_slot_bytes(largest);
     for (Problem p = largest; p.rows > 0; p.rows = p.rows * 7 / 8) {
       for (LaunchChoice const& choice : launch_candidates(p, p.world > 2)) {
         TileShape const shape = kKernels[choice.kernel].config.shape;
-        CHECK(rs_region_bytes_of(p, shape) <= bound, "%s pads more", choice.name().c_str());
+        CHECK(rs_slot_bytes_of(p, shape) <= bound, "%s pads more", choice.name().c_str());
       }
     }
   });
@@ -82,8 +82,8 @@ void the_bound_costs_a_column_of_tiles_at_most() {
   for (int world : {2, 8}) {
     for (int64_t rows : {512, 1024, 4096, 16384}) {
       for (int64_t n : {256, 4096, 11008, 28672}) {
-        int64_t const bytes = largest_rs_region_bytes(problem_of(Op::kGemmRs, world, rows, n, 4096));
-        CHECK(bytes <= (world - 1) * 2 * rows * (n + 192), "%ld x %ld, %d ranks", long(rows), long(n), world);
+        int64_t const bytes = largest_rs_slot_bytes(problem_of(Op::kGemmRs, world, rows, n, 4096));
+        CHECK(bytes <= 2 * rows * (n + 192), "%ld x %ld, %d ranks", long(rows), long(n), world);
       }
     }
   }
@@ -141,13 +141,12 @@ void sections_stay_within_the_bound() {
               Problem const chunk = section_problem(p, sections);
               int64_t const tiles = int64_t{sections} * make_tile_order(chunk.rows, n, shape, 1, false).num_tiles();
               int64_t const bytes = rs_tile_bytes(shape.tile_m, shape.tile_n, 2);
-              CHECK(rs_region_bytes(world, tiles, bytes) <= ar_send_bytes_at_most(p) &&
-                        ar_two_shot_bytes(world, tiles, bytes, m, n, 2) <= ar_region_bytes_at_most(p),
+              CHECK(ar_slot_results_offset(tiles, bytes) + sections * chunk.rows * n * 2 <= ar_slot_bytes_at_most(p),
                     "M %ld, N %ld, %d ranks: %s", long(m), long(n), world, choice.name(p.op).c_str());
             }
           }
         }
-        int64_t const most = ar_region_bytes_at_most(problem_of(Op::kGemmAr, world, rows, n, 4096));
+        int64_t const most = ar_slot_bytes_at_most(problem_of(Op::kGemmAr, world, rows, n, 4096));
         CHECK(most >= before, "M %ld, N %ld, %d ranks: less than with fewer rows", long(rows), long(n), world);
         before = most;
       }

@@ -80,7 +80,7 @@ void slots_hold_what_is_reduced() {
           if (!why_no_all_reduce(p).empty()) continue;
           taken.push_back(all_reduce_slot_bytes(all_reduce_form(p), 2 * m * n, world));
         }
-        WorkspaceLayout const layout = make_workspace_layout({0, 0, exchange_bytes_at_most(p)});
+        WorkspaceLayout const layout = make_workspace_layout({0, exchange_bytes_at_most(p)});
         CHECK(*std::max_element(taken.begin(), taken.end()) <= layout.exchange_bytes, "M %ld, N %ld, %d ranks", long(m),
               long(n), world);
       }

@@ -5,7 +5,6 @@
 #include <optional>
 #include <utility>
 
-#include "ops/problem.hpp"
 #include "protocol_model.hpp"
 #include "schedule/ar_schedule.hpp"
 #include "schedule/chunk_order.hpp"
@@ -86,28 +85,39 @@ class Builder {
   Buffer add_buffer(std::string const& name) { return {machine_.add(name), machine_.add("cells of " + name)}; }
 
   void add_memory() {
-    bool any_rs = false, any_counted = false, used[kNumSignalSets] = {};
+    bool any_rs = false, any_in_line = false, any_counted = false, used[kNumSignalSets] = {};
     int eager = 0;
     for (Call const& call : s_.calls) {
-      any_ag_ |= call.op == Op::kAgGemm;
+      any_ag_ |= is_ag(call.op);
       any_rs |= call.op == Op::kGemmRs;
+      any_in_line |= call.op == Op::kAgGemmInLine;
       any_counted |= call.device_counted;
       if (call.pieces == 0 && s_.change != Change::kEmptyCallCounts) continue;
       used[static_cast<int>(set_of(call, call.device_counted ? 0 : ++eager))] = true;
     }
+    bool const has_slots = any_rs && s_.change != Change::kSendFromRegion;
+    num_slots_ = has_slots ? world_ : 1;
     char const* const sets[kNumSignalSets] = {"even", "odd", "replay even", "replay odd"};
     for (int r = 0; r < world_; ++r) {
       std::string const of = " of " + rank(r);
-      for (int p = 0; p < 2; ++p) regions_[r][p] = add_buffer("call in region " + std::to_string(p) + of);
+      for (int p = 0; p < 2; ++p) {
+        std::string const region = "region " + std::to_string(p) + of;
+        for (int slot = 0; slot < num_slots_; ++slot) {
+          std::string const in = has_slots ? "slot " + std::to_string(slot) + " of " : "";
+          slots_[r][p][slot] = add_buffer("call in " + in + region);
+        }
+      }
       if (any_ag_) x_[r] = add_buffer("call in x" + of);
       if (any_ag_) machine_.initial[x_[r].call] = machine_.initial[x_[r].cells] = 1;
-      if (any_rs && !sends_from_region()) send_[r] = add_buffer("call in the send buffer" + of);
       if (any_counted) epoch_[r] = machine_.add("epoch word" + of);
       if (residency()) resident_[r] = machine_.add("GEMM on the SMs" + of);
       for (int q = 0; q < world_; ++q) {
         if (q == r) continue;
         std::string const from = "[" + rank(q) + "]";
         if (any_counted) begun_[r][q] = machine_.add("begun" + from + of);
+        for (int k = 0; any_in_line && k < kNumSignalSets; ++k) {
+          if (used[k]) finished_[k][r][q] = machine_.add("finished[" + std::string(sets[k]) + "]" + from + of);
+        }
         for (int p = 0; p < max_pieces_; ++p) {
           std::string const piece = from + "[piece " + std::to_string(p) + "]";
           for (int k = 0; k < kNumSignalSets; ++k) {
@@ -138,8 +148,8 @@ class Builder {
   void add_call(Call const& call, int r, int tag, int epoch, int region, int last) {
     Pieces const pieces = make_pieces(call.tiles, std::max(call.pieces, 1), 1);
     Context c{call, r, tag, epoch, region, last, set_of(call, epoch), pieces, {}};
-    char const* const names[] = {" (ag_gemm", " (gemm_rs", " (direct gemm_rs", " (two-shot gemm_ar",
-                                 " (one-shot gemm_ar"};
+    char const* const names[] = {" (ag_gemm",        " (ag_gemm in line",  " (gemm_rs",
+                                 " (direct gemm_rs", " (two-shot gemm_ar", " (one-shot gemm_ar"};
     c.text = "call " + std::to_string(tag) + names[static_cast<int>(call.op)] +
              (call.device_counted ? ", device epoch " : ", epoch ") + std::to_string(epoch) + "): ";
     if (c.pieces.count() != std::max(call.pieces, 1)) throw std::length_error("a piece without tiles");
@@ -154,7 +164,8 @@ class Builder {
     }
 
     if (call.pieces > 0) {
-      if (call.op == Op::kAgGemm) {
+      if (is_ag(call.op)) {
+        if (call.op == Op::kAgGemmInLine) wait_until_all_have_finished(c, fork);
         push_shard(c, fork);
         gemm_of_shards(c);
       } else if (call.op == Op::kGemmRsDirect) {
@@ -217,14 +228,15 @@ class Builder {
     auto const at = s_.change == Change::kBeginBeforeJoin && c.tag > 1 ? steps.begin() + join_[c.rank] : steps.end();
     steps.insert(at, tell.begin(), tell.end());
     auto const& before = previous_[c.rank];
-    if (s_.change == Change::kReadAfterBegun && before && before->call.op == Op::kAgGemm) gemm_of_shards(*before);
+    if (s_.change == Change::kReadAfterBegun && before && is_ag(before->call.op)) gemm_of_shards(*before);
     bool const elsewhere = s_.change == Change::kWaitPerPeer || s_.change == Change::kPeersInTurn ||
                            s_.change == Change::kWaitBeforeAnnouncing || push_waits(c);
     if (!elsewhere) wait_for_peers(c);
   }
 
   // `gemm` writes to the peers itself.
-  static bool is_direct(Op op) { return op != Op::kAgGemm && op != Op::kGemmRs; }
+  static bool is_direct(Op op) { return !is_ag(op) && op != Op::kGemmRs; }
+  static bool is_ag(Op op) { return op == Op::kAgGemm || op == Op::kAgGemmInLine; }
 
   bool push_waits(Context const& c) const {
     bool const asked_for = s_.change == Change::kWaitOnSideStream || s_.change == Change::kOneLaneWaits;
@@ -262,10 +274,19 @@ class Builder {
 
   // ---- the ops
 
+  // What `writer` touches in the region of `owner`: its slot, or the slots of all peers.
+  std::vector<Buffer> slots(Context const& c, int owner, int writer) const {
+    auto const& all = slots_[owner][c.region];
+    if (num_slots_ == 1) return {all[0]};
+    if (c.call.op == Op::kAgGemmInLine) return {all, all + world_ - 1};
+    return {all[writer == owner ? world_ - 1 : peer_slot(owner, world_, writer)]};
+  }
+  Buffer to_send(Context const& c, int dest) const {
+    return slots_[c.rank][1 - c.region][num_slots_ == 1 ? 0 : peer_slot(c.rank, world_, dest)];
+  }
+  void wait_until_all_have_finished(Context const& c, std::vector<Guard>& fork);
   void push_shard(Context const& c, std::vector<Guard> guards);
   void gemm_of_shards(Context const& c);
-  bool sends_from_region() const { return flux::sends_from_region(world_) || s_.change == Change::kSendFromRegion; }
-  Buffer send(Context const& c) const { return sends_from_region() ? regions_[c.rank][1 - c.region] : send_[c.rank]; }
   int send_bit(Context const& c, int dest, int tile) const;
   void gemm_of_partials(Context const& c);
   void push_partials(Context const& c, std::vector<Guard> const& fork);
@@ -291,8 +312,11 @@ class Builder {
   int max_pieces_ = 1, max_tiles_ = 1;
   bool any_ag_ = false;
   Machine machine_;
-  Buffer regions_[kMaxRanks][2] = {}, x_[kMaxRanks] = {}, send_[kMaxRanks] = {};
+  int num_slots_ = 1;                           // of a region; the last is the own rank's
+  Buffer slots_[kMaxRanks][2][kMaxRanks] = {};  // [owner][region][slot]
+  Buffer x_[kMaxRanks] = {};
   Var arrived_[kNumSignalSets][kMaxRanks][kMaxRanks][kMaxModelPieces] = {};  // [set][owner][source][piece]
+  Var finished_[kNumSignalSets][kMaxRanks][kMaxRanks] = {};                  // [set][owner][source]
   Var begun_[kMaxRanks][kMaxRanks] = {};                                     // [owner][source]
   Var tiles_done_[kMaxRanks][kMaxRanks][kMaxModelPieces] = {};               // [owner][destination][piece]
   Var epoch_[kMaxRanks] = {}, resident_[kMaxRanks] = {};

@@ -25,11 +25,9 @@ using flux::model::Change;
 using flux::model::Op;
 using flux::model::Scenario;
 
-std::map<std::string, Op> const kOps = {{"ag", Op::kAgGemm},
-                                        {"rs", Op::kGemmRs},
-                                        {"rd", Op::kGemmRsDirect},
-                                        {"at", Op::kGemmArTwoShot},
-                                        {"ao", Op::kGemmArOneShot}};
+std::map<std::string, Op> const kOps = {{"ag", Op::kAgGemm},        {"al", Op::kAgGemmInLine},
+                                        {"rs", Op::kGemmRs},        {"rd", Op::kGemmRsDirect},
+                                        {"at", Op::kGemmArTwoShot}, {"ao", Op::kGemmArOneShot}};
 
 std::map<std::string, Change> const kChanges = {
     {"none", Change::kNone},
@@ -42,6 +40,7 @@ std::map<std::string, Change> const kChanges = {
     {"empty_call_counts", Change::kEmptyCallCounts},
     {"count_first", Change::kCountFirst},
     {"send_from_region", Change::kSendFromRegion},
+    {"no_finished_wait", Change::kNoFinishedWait},
     {"too_few_tiles", Change::kTooFewTiles},
     {"no_reset", Change::kNoReset},
     {"one_replay_signal_set", Change::kOneReplaySignalSet},

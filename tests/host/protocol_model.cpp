@@ -6,6 +6,23 @@ namespace flux::model {
 
 // ---- ag_gemm
 
+// All ranks tell each other, over `push`, that they have finished the calls before; `gemm` waits for that, and `push`
+// goes on when it has.
+void Builder::wait_until_all_have_finished(Context const& c, std::vector<Guard>& fork) {
+  if (world_ == 2 || s_.change == Change::kNoFinishedWait) return;
+  int const set = static_cast<int>(c.set);
+  std::vector<Guard> all;
+  for (int peer : peers(c)) {
+    add_step(push(c.rank), c, "tell " + rank(peer) + " that the calls before are finished", std::exchange(fork, {}),
+             {raise(c, finished_[set][peer][c.rank])});
+    all.push_back(at_least(finished_[set][c.rank][peer], c.epoch));
+  }
+  std::vector<Effect> exact;
+  for (Guard const& g : all) exact.push_back({Effect::kEquals, g.var, 0, static_cast<uint8_t>(c.epoch), 0});
+  add_step(gemm(c.rank), c, "wait until all peers have finished the calls before", all, exact);
+  fork = {at_least(pc_gemm(c.rank), gemm(c.rank).size())};
+}
+
 void Builder::push_shard(Context const& c, std::vector<Guard> guards) {
   for (int peer : peers(c)) {
     add_wait_per_peer(c, peer, guards);
@@ -29,7 +46,7 @@ void Builder::gemm_of_shards(Context const& c) {
 // ---- gemm_rs
 
 int Builder::send_bit(Context const& c, int dest, int tile) const {
-  return 1 << (rs_slot(c.rank, world_, dest) * max_tiles_ + tile);
+  return 1 << (peer_slot(c.rank, world_, dest) * max_tiles_ + tile);
 }
 
 void Builder::gemm_of_partials(Context const& c) {
@@ -37,11 +54,11 @@ void Builder::gemm_of_partials(Context const& c) {
     RsItem const work = rs_item(i, world_, c.pieces);
     int const dest = rs_chunk(c.rank, world_, work.step), t = work.item;
     std::string const tile = "tile " + std::to_string(t) + " for " + rank(dest);
-    Effect const store = on(Effect::kStore, send(c), c.tag, send_bit(c, dest, t));
+    Effect const store = on(Effect::kStore, to_send(c, dest), c.tag, send_bit(c, dest, t));
     Effect const count{Effect::kIncrement, tiles_done_[c.rank][dest][c.pieces.piece_of(t)], 0, 0, 0};
     bool const wrong = s_.change == Change::kCountFirst;
     if (wrong) add_step(gemm(c.rank), c, "count " + tile, {}, {count});
-    add_step(gemm(c.rank), c, "write " + tile + " to the send buffer", {}, {store});
+    add_step(gemm(c.rank), c, "write " + tile + " to the other region", {}, {store});
     if (!wrong) add_step(gemm(c.rank), c, "count " + tile, {}, {count});
   }
 }
@@ -69,8 +86,8 @@ void Builder::push_partials(Context const& c, std::vector<Guard> const& fork) {
     }
     int bits = 0;
     for (int t = c.pieces.begin(p); t < c.pieces.begin(p) + c.pieces.size(p); ++t) bits |= send_bit(c, dest, t);
-    send_piece(steps, c, dest, p, rs_slot(dest, world_, c.rank) * max_pieces_ + p, std::exchange(guards[lane], {}),
-               {on(Effect::kExpect, send(c), c.tag, bits)});
+    send_piece(steps, c, dest, p, peer_slot(dest, world_, c.rank) * max_pieces_ + p, std::exchange(guards[lane], {}),
+               {on(Effect::kExpect, to_send(c, dest), c.tag, bits)});
     if (s_.change == Change::kNoReset) continue;
     std::string const piece = "piece " + std::to_string(p) + " for " + rank(dest);
     add_step(steps, c, "reset the count of " + piece, {}, {set(count, 0)});
@@ -81,7 +98,7 @@ void Builder::send_partials_directly(Context const& c) {
   for (int i = 0; i < (world_ - 1) * c.call.tiles; ++i) {
     RsItem const work = rs_item(i, world_, c.pieces);
     int const dest = rs_chunk(c.rank, world_, work.step), t = work.item;
-    int const cell = rs_slot(dest, world_, c.rank) * max_tiles_ + t, piece = c.pieces.piece_of(t);
+    int const cell = peer_slot(dest, world_, c.rank) * max_tiles_ + t, piece = c.pieces.piece_of(t);
     bool const last = t + 1 == c.pieces.begin(piece) + c.pieces.size(piece);
     std::vector<Guard> guards;
     if (t == 0) add_wait_per_peer(c, dest, guards);
@@ -93,7 +110,7 @@ void Builder::gemm_of_own_chunk(Context const& c) {
   for (int t = 0; t < c.call.tiles; ++t) {
     for (int source = 0; source < world_; ++source) {
       if (source == c.rank) continue;
-      int const slot = rs_slot(c.rank, world_, source);
+      int const slot = peer_slot(c.rank, world_, source);
       bool const direct = c.call.op == Op::kGemmRsDirect;  // a cell is a tile; else it is a piece
       read_cell(c, source, t, direct ? slot * max_tiles_ + t : slot * max_pieces_ + c.pieces.piece_of(t));
     }
@@ -104,7 +121,7 @@ void Builder::gemm_of_own_chunk(Context const& c) {
 
 // Cells of a region: the partials of the own chunks, by slot of the source, then the results, by owner.
 int Builder::partial_cell(Context const& c, int owner, int source, int section) const {
-  return rs_slot(owner, world_, source) * c.call.pieces + section;
+  return peer_slot(owner, world_, source) * c.call.pieces + section;
 }
 int Builder::result_cell(Context const& c, int owner, int section) const {
   return (world_ - 1 + owner) * c.call.pieces + section;
@@ -162,7 +179,7 @@ void Builder::reduce_everything(Context const& c) {
       read_piece(gemm(c.rank), c, source, p, source * max_pieces_ + p, "for its sum", {});
     }
     add_step(gemm(c.rank), c, "read the own piece " + std::to_string(p), {},
-             {on(Effect::kExpect, regions_[c.rank][c.region], c.tag, 1 << (c.rank * max_pieces_ + p))});
+             {on(Effect::kExpect, slots(c, c.rank, c.rank)[0], c.tag, 1 << (c.rank * max_pieces_ + p))});
   }
 }
 
@@ -173,7 +190,7 @@ void Builder::write_directly(Context const& c, int dest, std::string const& what
                              std::vector<Guard> guards) {
   std::vector<Step> steps = {{c.text + "write " + what + " to region " + std::to_string(c.region) + " of " + rank(dest),
                               std::move(guards),
-                              {on(Effect::kStore, regions_[dest][c.region], c.tag, 1 << cell)}}};
+                              {on(Effect::kStore, slots(c, dest, c.rank)[0], c.tag, 1 << cell)}}};
   if (piece >= 0) steps.push_back(signal_step(c, dest, piece));
   if (s_.change == Change::kSignalFirst) std::reverse(steps.begin(), steps.end());
   gemm(c.rank).insert(gemm(c.rank).end(), steps.begin(), steps.end());
@@ -194,7 +211,7 @@ void Builder::send_piece(std::vector<Step>& steps, Context const& c, int peer, i
     guards.clear();
     effects.clear();
   }
-  effects.push_back(on(Effect::kStore, regions_[peer][c.region], c.tag, 1 << cell));
+  for (Buffer const& slot : slots(c, peer, c.rank)) effects.push_back(on(Effect::kStore, slot, c.tag, 1 << cell));
   add_step(steps, c, "copy " + what + "to region " + std::to_string(c.region) + " of " + rank(peer), std::move(guards),
            std::move(effects));
   if (s_.change != Change::kSignalFirst) steps.push_back(signal);
@@ -216,12 +233,13 @@ void Builder::read_piece(std::vector<Step>& steps, Context const& c, int source,
   if (&steps == &gemm(c.rank)) last_read_[c.rank] = static_cast<int>(steps.size());
   Var const word = arrived_[static_cast<int>(c.set)][c.rank][source][piece];
   guards.push_back(at_least(word, c.epoch));
+  std::vector<Effect> effects;
+  for (Buffer const& slot : slots(c, c.rank, source)) effects.push_back(on(Effect::kExpect, slot, c.tag, 1 << cell));
+  effects.push_back({Effect::kEquals, word, 0, static_cast<uint8_t>(c.epoch), 0});
   add_step(steps, c,
            "read piece " + std::to_string(piece) + " of " + rank(source) + " from region " + std::to_string(c.region) +
                ", " + purpose,
-           std::move(guards),
-           {on(Effect::kExpect, regions_[c.rank][c.region], c.tag, 1 << cell),
-            {Effect::kEquals, word, 0, static_cast<uint8_t>(c.epoch), 0}});
+           std::move(guards), std::move(effects));
 }
 
 Machine build_machine(Scenario const& scenario) { return Builder(scenario).build(); }

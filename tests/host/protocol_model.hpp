@@ -4,8 +4,8 @@
 //
 // Each rank has two actors. `gemm` is the main stream: it computes the tiles. `push` is the side stream: it copies to
 // the peers. Where there are two side streams, there is one for each: 12. Each rank has two regions (parity 0 and 1)
-// that peers write, one send buffer of its own (of two ranks: the region that the call does not use), signal words that
-// peers write, and tile counters of its own. All calls of a group, of any op and any shape, share them.
+// that peers write, signal words that peers write, and tile counters of its own. All calls of a group, of any op and
+// any shape, share them. A region has a slot for each peer, and only that peer writes there.
 //
 // EAGER CALLS
 //
@@ -20,7 +20,10 @@
 //     takes no number: it would wait for nobody and let its rank run ahead, which breaks the proof below.
 //  6. ag_gemm: `push` sends x, piece by piece, next rank first. `gemm` takes its own shard from x, and the others from
 //     the region, in the order in which they arrive.
-//  7. gemm_rs: `gemm` writes each tile of a peer's chunk to the send buffer, then counts it in tiles_done[peer][piece].
+//     The uniform schedules of the decomposed strategy want the shards in line, across the slots. So from three ranks
+//     on, all tell each other first that they have finished the calls before, and wait for that: kNoFinishedWait.
+//  7. gemm_rs: `gemm` writes each tile of a peer's chunk to the slot of this peer in the region that the call does not
+//     use, then counts it in tiles_done[peer][piece].
 //     `push` waits until the count is the number of tiles of the piece, copies the piece, raises its signal and sets
 //     the count back to 0. The own chunk comes last: each tile reads the partials of every peer. (Two lanes: 12.)
 //     The direct form (CPU backend) has no `push`: `gemm` writes the tiles of a piece to their owner, then the signal.
@@ -63,12 +66,13 @@
 //   call e-1 (5, 4). q's `push` began its call e-1 after q had finished call e-2 (2). Finished, q has read all that it
 //   reads of call e-2 (2), and all that was sent to it has landed, as it has waited for every piece. So a region holds
 //   data of one call at a time, and nothing in flight can fall into a later call.
-//   The send buffer of two ranks: r stores there, into its region of call e+1, in call e. What used it before is call
-//   e-1, which r has finished; all that q sent in it has landed. q writes there in call e+1, after it has finished call
-//   e, for which it has waited for every piece of r (5): all of them have left. With a third rank, r may still be
-//   sending to that one: kSendFromRegion. (Calls e-1 and e+1 are those that use the other region: kernels for few rows
-//   take a number and use none, but wait for data from every peer, too.)
-//   One region is not enough: the same chain says nothing about q's call e-1, which q may still be reading.
+//   What r sends to q in call e (7) lies in q's slot of r's region of call e+1. What used the slot before is call e-1,
+//   which r has finished; all that q sent in it has landed. q writes there in call e+1, after it has finished call e,
+//   for which it has waited for every piece of r (5): all of them have left. In another slot r may still have something
+//   for another peer, so q must not write there (kSendFromRegion: regions without slots), or not before r has finished
+//   call e (6, shards in line). (Calls e-1 and e+1 are those that use the other region: kernels for few rows take a
+//   number and use none, but wait for data from every peer, too.) One region is not enough: the same chain says nothing
+//   about q's call e-1, which q may still be reading.
 //
 // WHY ANY SEQUENCE OF REGIONS IS SAFE (device-counted)
 //
@@ -76,7 +80,7 @@
 //   That call is `last` on all ranks, as all execute the same sequence. r pushes after it has seen begun[q] > last (10,
 //   11), and q writes a number above `last` only after it has finished `last` (9). If last = 0, what used the region
 //   last is an eager call, or nothing; begun[q] >= 1 says that q has finished all eager calls.
-//   The send buffer of two ranks as above: until q begins the next call that uses this region, it has finished call e.
+//   What is sent as above: until q begins the next call that uses this region, it has finished call e.
 //   From there on as above: a region holds data of one call at a time. A signal word does too, since the sets go with
 //   the regions: r raises it to e when q, its reader, is finished with `last`. One set for both regions is not enough:
 //   r may begin call e in the other region while q still waits for the word of call e-1.
@@ -110,7 +114,8 @@
 //   same sequence. So its values are known when the machine is built, and it is no part of the state.
 //   Reads and writes of a piece are atomic: a read that overlaps a write it should not meet also has an interleaving in
 //   which the whole write comes first, and that one is caught. Signals and counts are numbers that the real words hold,
-//   buffers are modelled by the call that wrote them last (state_space.hpp): cells of two calls always overlap.
+//   slots are modelled by the call that wrote them last (state_space.hpp): cells of two calls always overlap. Where no
+//   call is a staged gemm_rs, a region is one slot for all: more than CUDA needs, and what the CPU backend has.
 
 #include <string>
 #include <vector>
@@ -119,7 +124,7 @@
 
 namespace flux::model {
 
-enum class Op { kAgGemm, kGemmRs, kGemmRsDirect, kGemmArTwoShot, kGemmArOneShot };
+enum class Op { kAgGemm, kAgGemmInLine, kGemmRs, kGemmRsDirect, kGemmArTwoShot, kGemmArOneShot };
 
 struct Call {
   Op op = Op::kAgGemm;
@@ -140,7 +145,8 @@ enum class Change {
   kOneSignalSet,          // 4: eager calls do not alternate between sets of signals
   kEmptyCallCounts,       // 5: an empty call takes a number
   kCountFirst,            // 7: a tile is counted, then written
-  kSendFromRegion,        // 7: the other region is the send buffer, however many ranks there are
+  kNoFinishedWait,        // 6: shards in line are sent at once
+  kSendFromRegion,        // 7: regions have no slots
   kTooFewTiles,           // 7: `push` waits for one tile less than the piece has
   kNoReset,               // 7: counts are not set back
   kOneReplaySignalSet,    // 8: one set for both regions

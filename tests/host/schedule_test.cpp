@@ -74,15 +74,14 @@ void pushes_are_consumed_in_the_order_they_are_sent() {
   });
 }
 
-void rs_slots_are_distinct_and_inverse() {
+void peer_slots_are_distinct_and_inverse() {
   for_ranks([](int owner, int world) {
     std::vector<int> slots;
     for (int source = 0; source < world; ++source) {
       if (source == owner) continue;
-      int const slot = rs_slot(owner, world, source);
+      int const slot = peer_slot(owner, world, source);
       slots.push_back(slot);
-      CHECK(rs_slot_source(owner, world, slot) == source, "owner %d of %d, source %d, slot %d", owner, world, source,
-            slot);
+      CHECK(slot_peer(owner, world, slot) == source, "owner %d of %d, source %d, slot %d", owner, world, source, slot);
     }
     CHECK(is_permutation_of_all(slots), "slots of owner %d of %d are not 0 .. %d", owner, world, world - 2);
   });
@@ -243,7 +242,7 @@ std::vector<Test> order_tests() {
       TEST(ag_chunks_are_a_permutation_own_first),
       TEST(rs_chunks_are_a_permutation_own_last),
       TEST(pushes_are_consumed_in_the_order_they_are_sent),
-      TEST(rs_slots_are_distinct_and_inverse),
+      TEST(peer_slots_are_distinct_and_inverse),
       TEST(tile_grid_covers_the_chunk_and_pads_less_than_a_cluster),
       TEST(tile_order_is_a_permutation_with_an_inverse),
       TEST(cluster_order_is_a_permutation_with_an_inverse),

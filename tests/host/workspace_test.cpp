@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "ops/problem.hpp"
 #include "schedule/tile_order.hpp"
 #include "schedule/workspace_layout.hpp"
 #include "schedule_test.hpp"
@@ -32,7 +33,16 @@ void signal_words_are_distinct() {
       for (auto const& word : source) add(&word, sizeof word);
     }
   }
+  for (auto const& set : words.signals.finished) {
+    for (auto const& word : set) add(&word, sizeof word);
+  }
   for (auto const& word : words.signals.begun) add(&word, sizeof word);
+  for (auto const& parity : words.signals.calls) {
+    for (auto const& word : parity) {
+      add(&word.epoch, sizeof word.epoch);
+      add(&word.digest, sizeof word.digest);
+    }
+  }
   for (auto const& destination : words.local.tiles_done) {
     for (auto const& word : destination) add(&word, sizeof word);
   }
@@ -46,7 +56,7 @@ void signal_words_are_distinct() {
     end = offset + size;
   }
   CHECK(static_cast<int64_t>(end) <= WorkspaceLayout::exchange_offset(), "words end at %zu", end);
-  CHECK(spans.size() == size_t{kNumSignalSets} * kMaxWorld * kMaxPieces + kMaxWorld + 8 + kMaxWorld * kMaxPieces,
+  CHECK(spans.size() == size_t{kNumSignalSets + 1} * kMaxWorld * kMaxPieces + (kNumSignalSets + 5) * kMaxWorld + 8,
         "%zu words", spans.size());
   CHECK(static_cast<int>(SignalSet::kReplayOdd) == kNumSignalSets - 1, "%d sets", kNumSignalSets);
 }
@@ -124,23 +134,65 @@ void workspace_parts_are_disjoint_and_aligned() {
     int64_t const ag = ag_region_bytes(s.world, s.rows, s.k, s.element_size);
     int64_t const rs = rs_region_bytes(s.world, num_tiles, tile_bytes);
     for (int64_t region : {ag, rs, std::max(ag, rs), int64_t{0}, int64_t{1}}) {
-      for (int64_t send : {int64_t{0}, int64_t{1}, rs}) {
-        WorkspaceLayout const layout = make_workspace_layout({region, send, rs});
-        CHECK(layout.region_bytes >= region && layout.region_bytes - region < kRegionAlign, "world %d", s.world);
-        CHECK(layout.send_bytes >= send && layout.send_bytes - send < kRegionAlign, "world %d", s.world);
-        for (int64_t offset : {layout.slots_offset(), layout.gather_offset(), layout.region_offset(0),
-                               layout.region_offset(1), layout.send_offset()}) {
-          CHECK(offset % kRegionAlign == 0, "offset %lld", static_cast<long long>(offset));
+      WorkspaceLayout const layout = make_workspace_layout({region, rs});
+      CHECK(layout.region_bytes >= region && layout.region_bytes - region < kRegionAlign, "world %d", s.world);
+      for (int64_t offset :
+           {layout.slots_offset(), layout.gather_offset(), layout.region_offset(0), layout.region_offset(1)}) {
+        CHECK(offset % kRegionAlign == 0, "offset %lld", static_cast<long long>(offset));
+      }
+      CHECK(layout.covers({region, rs}) && layout.exchange_bytes >= kExchangeBytes, "world %d", s.world);
+      check_disjoint({{0, sizeof(ControlWords)},
+                      {layout.exchange_offset(), Wide{layout.exchange_offset()} + kExchangeHeadBytes},
+                      {layout.slots_offset(), Wide{layout.slots_offset()} + 2 * Wide{layout.exchange_bytes}},
+                      {layout.gather_offset(), Wide{layout.gather_offset()} + 2 * kGatherBytes},
+                      {layout.region_offset(0), Wide{layout.region_offset(0)} + region},
+                      {layout.region_offset(1), Wide{layout.region_offset(1)} + region}},
+                     layout.total_bytes(), "parts of the workspace");
+    }
+  }
+}
+
+// As each rank computes them, for the memory of every rank: one slot for each peer in each region, all in the region.
+void slots_of_peers_are_disjoint() {
+  std::byte memory[1];  // addresses are computed, not used
+  for (int world = 2; world <= kMaxWorld; ++world) {
+    for (int64_t bytes : {int64_t{1}, kRegionAlign, kRegionAlign + 1, int64_t{1} << 33}) {
+      int64_t const region_bytes = region_of_slots(world, bytes);
+      CHECK(region_bytes >= (world - 1) * bytes && region_bytes < (world - 1) * (bytes + kRegionAlign), "world %d",
+            world);
+      for (int64_t const more : {int64_t{0}, kRegionAlign, (world - 1) * int64_t{4096}, int64_t{3} << 20}) {
+        WorkspaceLayout const layout = make_workspace_layout({region_bytes + more, 0});
+        for (int rank = 0; rank < world; ++rank) {
+          WorkspaceView view{"", rank, world, layout, {}};
+          for (int r = 0; r < world; ++r) view.base[r] = memory;
+          CHECK(view.slot_bytes() >= bytes && view.slot_bytes() % kRegionAlign == 0, "world %d", world);
+          std::vector<Span> spans;
+          for (int parity = 0; parity < 2; ++parity) {
+            for (int peer = 0; peer < world; ++peer) {
+              if (peer == rank) continue;
+              Wide const begin = view.slot(rank, peer, parity) - memory;
+              CHECK(begin >= layout.region_offset(parity) &&
+                        begin + view.slot_bytes() <= layout.region_offset(parity) + layout.region_bytes,
+                    "slot of %d at %d of %d lies outside of its region", peer, rank, world);
+              CHECK(view.to_send(peer, 1 - parity) == view.slot(rank, peer, parity), "what goes to %d", peer);
+              spans.push_back({begin, begin + view.slot_bytes()});
+            }
+          }
+          check_disjoint(spans, layout.total_bytes(), "slots");
         }
-        CHECK(layout.covers({region, send, rs}) && layout.exchange_bytes >= kExchangeBytes, "world %d", s.world);
-        check_disjoint({{0, sizeof(ControlWords)},
-                        {layout.exchange_offset(), Wide{layout.exchange_offset()} + kExchangeHeadBytes},
-                        {layout.slots_offset(), Wide{layout.slots_offset()} + 2 * Wide{layout.exchange_bytes}},
-                        {layout.gather_offset(), Wide{layout.gather_offset()} + 2 * kGatherBytes},
-                        {layout.region_offset(0), Wide{layout.region_offset(0)} + region},
-                        {layout.region_offset(1), Wide{layout.region_offset(1)} + region},
-                        {layout.send_offset(), Wide{layout.send_offset()} + send}},
-                       layout.total_bytes(), "parts of the workspace");
+      }
+    }
+  }
+}
+
+// A batched GEMM takes the slots of the peers on either side of a rank by one stride.
+void neighbours_have_neighbouring_slots() {
+  for (int world = 3; world <= kMaxWorld; ++world) {
+    for (int rank = 0; rank < world; ++rank) {
+      for (int peer = 1; peer < world; ++peer) {
+        if (peer == rank || peer - 1 == rank) continue;
+        CHECK(peer_slot(rank, world, peer) == peer_slot(rank, world, peer - 1) + 1, "rank %d of %d, peer %d", rank,
+              world, peer);
       }
     }
   }
@@ -180,7 +232,7 @@ void rs_tiles_are_disjoint_and_exact() {
     for (int slot = 0; slot < s.world - 1; ++slot) {
       for (int i = 0; i < order.num_tiles() + stride - 1; i += stride) {
         int const position = std::min(i, order.num_tiles() - 1);  // the last tile always, and all of a small grid
-        int64_t const offset = rs_tile_offset(slot, position, order.num_tiles(), tile_bytes);
+        int64_t const offset = rs_tile_offset(slot, rs_slot_bytes(order.num_tiles(), tile_bytes), position, tile_bytes);
         CHECK(offset == (slot * tiles + position) * tile, "slot %d, position %d: %lld", slot, position,
               static_cast<long long>(offset));
         spans.push_back({offset, offset + tile});
@@ -197,6 +249,7 @@ std::vector<Test> workspace_tests() {
       TEST(signal_words_are_distinct),        TEST(parity_alternates),
       TEST(signals_hold_epoch_and_digest),    TEST(workspace_parts_are_disjoint_and_aligned),
       TEST(ag_shards_are_disjoint_and_exact), TEST(rs_tiles_are_disjoint_and_exact),
+      TEST(slots_of_peers_are_disjoint),      TEST(neighbours_have_neighbouring_slots),
   };
 }
 

@@ -1,0 +1,22 @@
+"""How much memory the workspace of a group takes."""
+
+import pytest
+
+import flux_ops
+from flux_ops import extension
+
+ROWS, N, K, SIZE = 2048, 8192, 7168, 2
+PADDING = 192  # columns that the widest tiles add, at most
+
+
+@pytest.mark.skipif(not flux_ops.has_cuda_kernels(), reason="built without the CUDA kernels")
+@pytest.mark.parametrize("world", (2, 3, 4, 8, 16))
+def test_two_regions_hold_twice_what_travels(world):
+    """There are two regions and, besides what few rows exchange, nothing else: no send buffer."""
+    core, m = extension.module, ROWS * world
+    region = {op: core.workspace_needs(op, "cuda", world, m, N, K, "bfloat16")[0] for op in ("ag_gemm", "gemm_rs")}
+    assert region["ag_gemm"] <= 1.001 * m * K * SIZE
+    assert region["gemm_rs"] <= 1.001 * (world - 1) * ROWS * (N + PADDING) * SIZE
+    for op, needed in region.items():
+        total = core.workspace_total_bytes((needed, 0)) - core.workspace_total_bytes((0, 0))
+        assert total - 2 * needed < 4096, f"{op}: {total} bytes for two regions of {needed}"
