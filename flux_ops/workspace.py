@@ -9,6 +9,7 @@ import ctypes
 import json
 import mmap
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -93,7 +94,11 @@ class DeviceBlock:
             error = f"can't allocate {total_bytes} bytes on {device}: {e}"
         _raise_first_error(site, members.exchange(site, f"{key}/made", error))
         store = members.store(f"{key}/rendezvous")
-        self.bases, self._kept = rendezvous(self._memory, store, members.rank, members.world, str(site))
+        # Tables that torch allocates there stay. While Inductor warms up what it will capture, all that its thread
+        # allocates comes from the memory of its graphs, where it suffers nothing that it doesn't know.
+        with ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(device,)) as thread:
+            meeting = thread.submit(rendezvous, self._memory, store, members.rank, members.world, str(site))
+        self.bases, self._kept = meeting.result()
         self._memory.zero_()
         self.fill(*slots, 0xFF)
         torch.cuda.synchronize(device)

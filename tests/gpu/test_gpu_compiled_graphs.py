@@ -1,0 +1,5 @@
+from tests.cases.compiled_graphs import CompiledGraphCases
+
+
+class TestGpuCompiledGraphs(CompiledGraphCases):
+    pass
