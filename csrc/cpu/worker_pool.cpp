@@ -27,8 +27,10 @@ void make_this_thread_serial() {
 
 class Pool {
  public:
-  explicit Pool(int size) : size_(size) {
-    for (int i = 0; i < size; ++i) std::thread([this] { loop(); }).detach();
+  explicit Pool(int size) : size_(size) {}
+  // Once. A pool that could not start all its threads is left to those that it has.
+  void start() {
+    for (int i = 0; i < size_; ++i) std::thread([this] { loop(); }).detach();
   }
   int size() const { return size_; }
 
@@ -108,7 +110,9 @@ Pool* take_pool(int size) {
     idle.pools.erase(it);
     return pool;
   }
-  return new Pool(size);
+  auto* const pool = new Pool(size);
+  pool->start();
+  return pool;
 }
 
 void give_back(Pool* pool) {

@@ -45,9 +45,9 @@ void run() {
 void watch_faults(Workspace const* workspace) {
   Watch& w = watch();
   std::lock_guard<std::mutex> const lock(w.mutex);
-  w.told[workspace] = false;
   if (!w.started) std::thread(run).detach();
   w.started = true;
+  w.told[workspace] = false;
 }
 
 void unwatch_faults(Workspace const* workspace) {

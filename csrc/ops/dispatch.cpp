@@ -15,9 +15,16 @@
 namespace flux {
 namespace {
 
-std::mutex last_mutex;
-std::shared_ptr<Plan const> last_plan;
-DispatchCounts counts;
+// Of the calls of all threads. It stays: one may still be calling while the process ends.
+struct Last {
+  std::mutex mutex;
+  std::shared_ptr<Plan const> plan;
+  DispatchCounts counts;
+};
+Last& last() {
+  static auto* the_last = new Last;
+  return *the_last;
+}
 
 constexpr char const* kNoCudaKernels = "this build of flux_ops has no CUDA kernels";
 
@@ -150,7 +157,7 @@ std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, A
   if (plan->choice.fell_back) {
     hooks().warn_once(std::string(site.op) + " falls back to strategy 'sequential', because " + plan->choice.reason);
   }
-  state.plans.emplace(signature, plan);
+  state.keep_plan(signature, plan);
   return plan;
 }
 
@@ -273,19 +280,25 @@ Call begin_call(Arguments const& args) {
   Call call;
   call.state = group_state(op_name(args.op), args.group_name);
   GroupState& state = *call.state;
+  if (state.world > 1) {
+    TORCH_CHECK(!state.busy.exchange(true, std::memory_order_acquire), op_name(args.op),
+                ": another thread is in a call on group '", state.name,
+                "'. All ranks make the calls of a group in one order, so one thread at a time makes them.");
+    call.busy.reset(&state.busy);
+  }
   call.site = {state.name, state.id, state.calls++, op_name(args.op)};
   check_not_broken(state, call.site.op);
   check_fault(state, args.x.device().type());
   Signature const signature{checked_problem(state, call.site, args), args.has_bias(), args.return_gathered,
                             args.x.device().type(), args.strategy};
-  auto const known = state.plans.find(signature);
-  call.plan = known != state.plans.end() ? known->second : make_plan(state, call.site, args, signature);
+  call.plan = state.find_plan(signature);
+  if (call.plan == nullptr) call.plan = make_plan(state, call.site, args, signature);
   TORCH_CHECK_NOT_IMPLEMENTED(!call.plan->choice.refused, call.site.op, ": strategy '", strategy_name(call.strategy()),
                               "' can't run ", describe(args, call.problem()), ": ", call.plan->choice.reason, ".");
   if (needs_workspace(call.strategy())) ensure_workspace(call, args.x.device());
-  std::lock_guard<std::mutex> const lock(last_mutex);
-  last_plan = call.plan;
-  ++counts[{args.op, call.strategy(), call.plan->chosen_by}];
+  std::lock_guard<std::mutex> const lock(last().mutex);
+  last().plan = call.plan;
+  ++last().counts[{args.op, call.strategy(), call.plan->chosen_by}];
   return call;
 }
 
@@ -333,13 +346,13 @@ at::Tensor run_local(Call const& call, Arguments const& args) {
 }
 
 std::shared_ptr<Plan const> last_dispatch() {
-  std::lock_guard<std::mutex> const lock(last_mutex);
-  return last_plan;
+  std::lock_guard<std::mutex> const lock(last().mutex);
+  return last().plan;
 }
 
 DispatchCounts dispatch_counts(bool reset) {
-  std::lock_guard<std::mutex> const lock(last_mutex);
-  return reset ? std::exchange(counts, {}) : counts;
+  std::lock_guard<std::mutex> const lock(last().mutex);
+  return reset ? std::exchange(last().counts, {}) : last().counts;
 }
 
 }  // namespace flux

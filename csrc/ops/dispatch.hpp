@@ -15,7 +15,12 @@ namespace flux {
 // A call whose arguments are right, that all ranks make alike, and whose strategy is chosen. Where the strategy needs
 // a workspace it is large enough.
 struct Call {
+  struct Leave {
+    void operator()(std::atomic<bool>* busy) const { busy->store(false, std::memory_order_release); }
+  };
+
   std::shared_ptr<GroupState> state;
+  std::unique_ptr<std::atomic<bool>, Leave> busy;  // the state's, while this call is under way
   CallSite site;
   std::shared_ptr<Plan const> plan;
 

@@ -93,9 +93,7 @@ std::shared_ptr<GroupState> group_state(char const* op, std::string const& group
       }
     }
     static uint64_t next_id = 1;
-    state =
-        std::make_shared<GroupState>(GroupState{group_name, next_id++, group->getRank(), group->getSize(),
-                                                c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), fork_generation()});
+    state = std::make_shared<GroupState>(group_name, next_id++, group, fork_generation());
     registry()[group_name] = state;
   }
   for (uint64_t const id : dropped) hooks().dropped(id);
@@ -117,7 +115,7 @@ bool drop_group(std::string const& group_name) {
   return true;
 }
 
-void forget_plans(std::string const& group_name) { group_state("forget_plans", group_name)->plans.clear(); }
+void forget_plans(std::string const& group_name) { group_state("forget_plans", group_name)->forget_plans(); }
 
 void attach_workspace(std::string const& group_name, c10::Device device, std::vector<uintptr_t> const& bases,
                       WorkspaceNeeds const& needs) {

@@ -4,10 +4,13 @@
 #include <c10/core/Device.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "ops/backend.hpp"
@@ -58,19 +61,48 @@ struct DeviceState {
 #endif
 };
 
+// Of a group of several ranks one thread at a time makes calls (Call::busy). Any number may on a group of one rank,
+// whose calls use no more than `calls` and the plans.
 struct GroupState {
-  std::string name;
-  uint64_t id;
-  int rank;
-  int world;
-  c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
-  int generation;  // of the process that made it: see fork_generation
-  int64_t calls = 0;
-  std::string broken;  // why no further call can be trusted; empty if all is well
-  std::unordered_map<Signature, std::shared_ptr<Plan const>, SignatureHash> plans;
+  GroupState(std::string group_name, uint64_t state_id, c10::intrusive_ptr<c10d::ProcessGroup> const& process_group,
+             int fork_generation)
+      : name(std::move(group_name)),
+        id(state_id),
+        rank(process_group->getRank()),
+        world(process_group->getSize()),
+        group(process_group),
+        generation(fork_generation) {}
+
+  std::string const name;
+  uint64_t const id;
+  int const rank;
+  int const world;
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> const group;
+  int const generation;  // of the process that made it: see fork_generation
+  std::atomic<bool> busy{false};
+  std::atomic<int64_t> calls{0};
+  std::string broken;      // why no further call can be trusted; empty if all is well
   DeviceState devices[2];  // CPU, CUDA
 
   DeviceState& on(c10::DeviceType type) { return devices[type == c10::DeviceType::CUDA ? 1 : 0]; }
+
+  std::shared_ptr<Plan const> find_plan(Signature const& signature) {
+    std::lock_guard<std::mutex> const lock(plans_mutex_);
+    auto const found = plans_.find(signature);
+    return found == plans_.end() ? nullptr : found->second;
+  }
+  void keep_plan(Signature const& signature, std::shared_ptr<Plan const> plan) {
+    std::lock_guard<std::mutex> const lock(plans_mutex_);
+    plans_.emplace(signature, std::move(plan));
+  }
+  void forget_plans() {
+    std::lock_guard<std::mutex> const lock(plans_mutex_);
+    plans_.clear();
+  }
+
+ private:
+  std::mutex plans_mutex_;
+  std::unordered_map<Signature, std::shared_ptr<Plan const>, SignatureHash> plans_;
 };
 
 // The process group of this name; a ValueError if there is none.

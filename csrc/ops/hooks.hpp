@@ -4,6 +4,7 @@
 
 #include <c10/core/Device.h>
 
+#include <atomic>
 #include <functional>
 #include <string>
 
@@ -49,8 +50,8 @@ struct Hooks {
 Hooks& hooks();
 
 struct Settings {
-  double timeout_seconds = 30;
-  bool check_ranks = true;
+  std::atomic<double> timeout_seconds{30};
+  std::atomic<bool> check_ranks{true};
 };
 Settings& settings();
 

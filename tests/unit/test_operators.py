@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -40,6 +41,19 @@ def test_one_rank_is_a_linear_layer(one_rank, dtype, shape):
             assert ran.reason
     counts = flux_ops.dispatch_counts(reset=True)
     assert counts == dict.fromkeys(((op, *why) for op in ("ag_gemm", "gemm_rs", "gemm_ar")), 8)
+
+
+def test_threads_may_share_a_group_of_one_rank(one_rank):
+    def calls(seed):
+        for i in range(200):
+            x, w, b = operands((1 + (seed * i) % 97, 8), n=1 + i % 7)
+            for op in OPS:
+                assert torch.equal(op(x, w, b), F.linear(x, w, b))
+
+    flux_ops.dispatch_counts(reset=True)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(calls, range(1, 9)))
+    assert set(flux_ops.dispatch_counts(reset=True).values()) == {8 * 200}
 
 
 @pytest.mark.parametrize("m,n,k", ((0, 5, 8), (6, 0, 8), (6, 5, 0), (0, 0, 0)))
