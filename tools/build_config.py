@@ -17,7 +17,7 @@ from third_party import cutlass
 
 ROOT = Path(__file__).resolve().parent.parent
 SWITCH = "FLUX_BUILD_CUDA"
-TORCH = (2, 11)  # from 2.12 on, the C++ interfaces of the functional collectives are others
+MIN_TORCH, MAX_TORCH = (2, 11), (2, 14)  # minor versions; what is tested, as the interfaces change with each of them
 MIN_NVCC = (12, 8)
 CUDA_LOCATION = Path("/usr/local/cuda")
 
@@ -62,6 +62,10 @@ def _release(text: str) -> tuple[int, int]:
 
 def _dotted(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
+
+
+def torch_range() -> str:
+    return f"{_dotted(MIN_TORCH)} to {_dotted(MAX_TORCH)}"
 
 
 def find_cuda_home(environ: Mapping[str, str], location: Path = CUDA_LOCATION) -> tuple[Path | None, str]:
@@ -153,9 +157,9 @@ def decide(p: Probe) -> Plan:
             f"{SWITCH}={p.switch} is not understood: set it to 1 (the CUDA kernels are required), to 0 (they are left "
             "out), or unset it (they are built if nvcc and what else they need is found)"
         )
-    if _release(p.torch_version) != TORCH:
-        age = "old" if _release(p.torch_version) < TORCH else "new"
-        raise BuildError(f"torch {p.torch_version} is too {age}, {_dotted(TORCH)} is needed")
+    if not MIN_TORCH <= _release(p.torch_version) <= MAX_TORCH:
+        age = "old" if _release(p.torch_version) < MIN_TORCH else "new"
+        raise BuildError(f"torch {p.torch_version} is too {age}, {torch_range()} is needed")
     if p.cxx is None:
         raise BuildError("no C++ compiler was found: install g++, or set CXX")
     if p.switch == "0":
@@ -194,7 +198,8 @@ def c_string(text: str) -> str:
 
 
 def cxx_flags(plan: Plan, p: Probe) -> list[str]:
-    flags = ["-O3", "-g0", "-std=c++17", "-fvisibility=hidden", "-Wall", "-DNDEBUG"]
+    """Flags of the .cpp files, which include torch: from 2.14 on its headers take C++20."""
+    flags = ["-O3", "-g0", "-std=c++20", "-fvisibility=hidden", "-Wall", "-DNDEBUG"]
     flags.append(f"-DFLUX_TORCH_VERSION={c_string(p.torch_version)}")
     if plan.with_cuda:
         return [*flags, "-DFLUX_WITH_CUDA", *_system_includes(p)]
@@ -202,7 +207,7 @@ def cxx_flags(plan: Plan, p: Probe) -> list[str]:
 
 
 def nvcc_flags(p: Probe) -> list[str]:
-    """Flags of the .cu files. The architecture is fixed: TORCH_CUDA_ARCH_LIST has no say."""
+    """Flags of the .cu files, which do without torch. The architecture is fixed: TORCH_CUDA_ARCH_LIST has no say."""
     return [
         "-O3",
         "-std=c++17",

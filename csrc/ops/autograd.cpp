@@ -23,7 +23,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/distributed/c10d/Functional.hpp>
 
 #include "ops/dispatch.hpp"
 #include "ops/find_op.hpp"
@@ -40,15 +39,24 @@ at::Tensor wait(at::Tensor const& work) {
   return op.call(work);
 }
 
-// What it returns is there after `wait`.
+// A functional collective, whose result is there after `wait`. The call is boxed because the C++ type of the group
+// depends on torch's version: a string, or a value of any type, among them a string.
+template <class... Args>
+at::Tensor start_collective(c10::OperatorHandle const& op, Args const&... args) {
+  torch::jit::Stack stack{c10::IValue(args)...};
+  op.callBoxed(stack);
+  return stack.at(0).toTensor();
+}
+
 at::Tensor start_all_gather(at::Tensor const& x, std::string const& group_name) {
-  static auto const op = find_op<decltype(c10d::all_gather_into_tensor)>("_c10d_functional::all_gather_into_tensor");
-  return op.call(x.contiguous(), resolve_group("all_gather", group_name)->getSize(), group_name);
+  static auto const op = c10::Dispatcher::singleton().findSchemaOrThrow("_c10d_functional::all_gather_into_tensor", "");
+  return start_collective(op, x.contiguous(), resolve_group("all_gather", group_name)->getSize(), group_name);
 }
 
 at::Tensor start_reduce_scatter(at::Tensor const& x, std::string const& group_name) {
-  static auto const op = find_op<decltype(c10d::reduce_scatter_tensor)>("_c10d_functional::reduce_scatter_tensor");
-  return op.call(x.contiguous(), "sum", resolve_group("reduce_scatter", group_name)->getSize(), group_name);
+  static auto const op = c10::Dispatcher::singleton().findSchemaOrThrow("_c10d_functional::reduce_scatter_tensor", "");
+  int64_t const world = resolve_group("reduce_scatter", group_name)->getSize();
+  return start_collective(op, x.contiguous(), "sum", world, group_name);
 }
 
 // dY^T . X over all tokens: [N, K].
@@ -93,9 +101,20 @@ struct Saved {
   }
 };
 
+// torch counts its nodes by std::shared_ptr or, in later versions, by c10::intrusive_ptr.
+template <class Node, class... Args>
+auto make_node(Args&&... args) {
+  using Pointer = decltype(torch::autograd::Edge::function);
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
+    return std::make_shared<Node>(std::forward<Args>(args)...);
+  } else {
+    return c10::make_intrusive<Node>(std::forward<Args>(args)...);
+  }
+}
+
 // Under create_graph=True: whoever differentiates these gradients again meets an error that says what is missing.
 void refuse_second_derivative(char const* op, variable_list const& grads, variable_list const& inputs) {
-  auto const error = std::make_shared<torch::autograd::Error>(
+  auto const error = make_node<torch::autograd::Error>(
       c10::str("flux_ops.", op, " can be differentiated only once: its backward has no derivative. Where second ",
                "derivatives are needed, use a plain collective and a plain product."),
       torch::autograd::collect_next_edges(inputs));

@@ -22,6 +22,38 @@ Options synchronous() {  // on the GPU: on the caller's stream
   return options;
 }
 
+// The collectives on whole tensors under the names of torch 2.13 and later, where the ones of before are deprecated.
+template <class Group>
+void all_gather(Group& group, at::Tensor& gathered, at::Tensor& shard) {
+  auto const options = synchronous<c10d::AllgatherOptions>();
+  if constexpr (requires { group.all_gather_single(gathered, shard, options); }) {
+    finish(group.all_gather_single(gathered, shard, options));
+  } else {
+    finish(group._allgather_base(gathered, shard, options));
+  }
+}
+
+template <class Group>
+void reduce_scatter_sum(Group& group, at::Tensor& result, at::Tensor& partial) {
+  auto const options = synchronous<c10d::ReduceScatterOptions>();
+  if constexpr (requires { group.reduce_scatter_single(result, partial, options); }) {
+    finish(group.reduce_scatter_single(result, partial, options));
+  } else {
+    finish(group._reduce_scatter_base(result, partial, options));
+  }
+}
+
+template <class Group>
+void all_to_all(Group& group, at::Tensor& received, at::Tensor& sent) {
+  auto const options = synchronous<c10d::AllToAllOptions>();
+  std::vector<int64_t> even;
+  if constexpr (requires { group.all_to_all_single(received, sent, even, even, options); }) {
+    finish(group.all_to_all_single(received, sent, even, even, options));
+  } else {
+    finish(group.alltoall_base(received, sent, even, even, options));
+  }
+}
+
 // The parts of all ranks, stacked along dimension 0, added in rank order in fp32 (fp64 for fp64) and rounded once.
 at::Tensor sum_in_rank_order(at::Tensor const& parts, int world) {
   auto const wide = parts.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -38,12 +70,11 @@ at::Tensor reduce_scatter(at::Tensor partial, c10d::ProcessGroup& group) {
     std::vector<int64_t> shape = partial.sizes().vec();
     shape.front() /= group.getSize();
     at::Tensor result = at::empty(shape, partial.options());
-    finish(group._reduce_scatter_base(result, partial, synchronous<c10d::ReduceScatterOptions>()));
+    reduce_scatter_sum(group, result, partial);
     return result;
   }
   at::Tensor parts = at::empty_like(partial);
-  std::vector<int64_t> even;
-  finish(group.alltoall_base(parts, partial, even, even, synchronous<c10d::AllToAllOptions>()));
+  all_to_all(group, parts, partial);
   return sum_in_rank_order(parts, group.getSize());
 }
 
@@ -58,7 +89,7 @@ at::Tensor all_reduce(at::Tensor partial, c10d::ProcessGroup& group) {
   std::vector<int64_t> shape = partial.sizes().vec();
   shape.front() *= group.getSize();
   at::Tensor parts = at::empty(shape, partial.options());
-  finish(group._allgather_base(parts, partial, synchronous<c10d::AllgatherOptions>()));
+  all_gather(group, parts, partial);
   return sum_in_rank_order(parts, group.getSize());
 }
 
@@ -68,9 +99,7 @@ at::Tensor run_sequential_ag_gemm(Call const& call, Arguments const& args, at::T
   auto const group = resolve_group(call.site.op, args.group_name);
   gathered = at::empty(gathered_shape(args, call.problem()), args.x.options());
   at::Tensor shard = args.x.contiguous();
-  if (gathered.numel() > 0) {
-    finish(group->_allgather_base(gathered, shard, synchronous<c10d::AllgatherOptions>()));
-  }
+  if (gathered.numel() > 0) all_gather(*group, gathered, shard);
   return at::linear(gathered, args.weight, args.bias).contiguous();
 }
 
