@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 import torch.nn.functional as F
 
-from flux_ops import nn
+from flux_ops import nn, reference
 
 
 class ColumnParallelLinear(nn.ColumnParallelLinear):
@@ -24,8 +24,7 @@ class ColumnParallelLinear(nn.ColumnParallelLinear):
             _refuse_gradients(x)
         y = self.product(x)
         if self.gather_output:
-            parts = y.new_empty(self.world, *y.shape)
-            dist.all_gather_into_tensor(parts, y.unsqueeze(0).contiguous(), group=self.group)
+            parts = reference.all_gather(y.unsqueeze(0), self.group)
             return torch.cat(parts.unbind(), dim=-1)
         return y.split(self.sharding.local_parts, dim=-1) if self.split_output else y
 

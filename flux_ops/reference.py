@@ -8,13 +8,17 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+# By the names of torch 2.13 and later, which warn of the older ones.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def all_gather(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """[M/TP, ...] of each rank -> [M, ...], in rank order."""
     world = dist.get_world_size(group)
     gathered = x.new_empty(x.shape[0] * world, *x.shape[1:])
     if gathered.numel() > 0:
-        dist.all_gather_into_tensor(gathered, x.detach().contiguous(), group=group)
+        all_gather_single(gathered, x.detach().contiguous(), group=group)
     return gathered
 
 
@@ -31,7 +35,7 @@ def reduce_scatter(partial: torch.Tensor, group: dist.ProcessGroup | None = None
         return partial.new_empty(shape)
     if partial.is_cuda:
         result = partial.new_empty(shape)
-        dist.reduce_scatter_tensor(result, partial, group=group)
+        reduce_scatter_single(result, partial, group=group)
         return result
     parts = torch.empty_like(partial)
     dist.all_to_all_single(parts, partial, group=group)

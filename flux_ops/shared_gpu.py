@@ -9,17 +9,18 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group as group_of
 
 from flux_ops.config import settings
+from flux_ops.reference import all_gather_single, reduce_scatter_single
 
 
 def _all_gather_into_tensor(x, world, group_name):
     out = x.new_empty((world * x.shape[0], *x.shape[1:]))
-    dist.all_gather_into_tensor(out, x.contiguous(), group=group_of(group_name))
+    all_gather_single(out, x.contiguous(), group=group_of(group_name))
     return out
 
 
 def _reduce_scatter_tensor(x, op, world, group_name):
     out = x.new_empty((x.shape[0] // world, *x.shape[1:]))
-    dist.reduce_scatter_tensor(out, x.contiguous(), getattr(dist.ReduceOp, op.upper()), group=group_of(group_name))
+    reduce_scatter_single(out, x.contiguous(), getattr(dist.ReduceOp, op.upper()), group=group_of(group_name))
     return out
 
 

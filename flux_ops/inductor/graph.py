@@ -125,6 +125,16 @@ def merge_equal_gathers(graph: Graph) -> None:
                 graph.erase_node(node)
 
 
+def drop_whole_slices(graph: Graph) -> None:
+    """Gathered operands are used as they are, not by slices that keep all: DTensor has these for symbolic sizes."""
+    for node in list(graph.nodes):
+        if node.target == aten.slice.Tensor and node.args[0].target in (c10d.wait_tensor.default, aten.cat.default):
+            of, dim = node.args[0], dim_of(node, 1, value(node).ndim)
+            if is_same(value(node).shape[dim], value(of).shape[dim]):
+                node.replace_all_uses_with(of)
+                graph.erase_node(node)
+
+
 def _hashable(value):
     return tuple(map(_hashable, value)) if isinstance(value, (list, tuple)) else value
 

@@ -10,7 +10,7 @@ from torch.fx import Graph
 from flux_ops import fallback
 from flux_ops.inductor import gather, reduce
 from flux_ops.inductor.collective import COLLECTIVES
-from flux_ops.inductor.graph import NotMatchedError, merge_equal_gathers
+from flux_ops.inductor.graph import NotMatchedError, drop_whole_slices, merge_equal_gathers
 from flux_ops.inductor.report import Left, Report
 from flux_ops.version import __version__
 
@@ -51,6 +51,7 @@ class OverlapPass(CustomGraphPass):
 
     def __call__(self, graph: Graph) -> None:
         graph.eliminate_dead_code()
+        drop_whole_slices(graph)
         merge_equal_gathers(graph)
         report = Report()
         for node in list(graph.nodes):

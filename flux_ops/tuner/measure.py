@@ -1,10 +1,10 @@
 """What a candidate is measured on, and whether its result is right."""
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
 import flux_ops
+from flux_ops import reference
 from flux_ops.tuner import timing
 
 GEMM, SEQUENTIAL = "gemm", "sequential"
@@ -32,19 +32,13 @@ class Operands:
         self.x = [make(x_size, 1.0) for _ in range(copies)]
         self.w = [make_weight() for _ in range(copies)]
         # The operand of the whole product: what the collective would have brought, or all of x as it is.
-        self.full = [_gathered(place, x) for x in self.x[:1]] if op == "ag_gemm" else self.x
+        self.full = [reference.all_gather(x, place.group) for x in self.x[:1]] if op == "ag_gemm" else self.x
 
     def at(self, i):
         return self.x[i % len(self.x)], self.w[i % len(self.w)]
 
     def full_at(self, i):
         return self.full[i % len(self.full)], self.w[i % len(self.w)]
-
-
-def _gathered(place, x):
-    whole = x.new_empty(x.shape[0] * place.world, *x.shape[1:])
-    dist.all_gather_into_tensor(whole, x, group=place.group)
-    return whole
 
 
 def make_call(name, op, operands, group=None):

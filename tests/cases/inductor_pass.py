@@ -106,6 +106,9 @@ FORMS = {
     "gather, 3-D, dimension 1, result returned": Form(
         lambda x, w, b: (F.linear(g := gather(x, 1), w), g * 2), (3, 5, K), ("ag_gemm",)
     ),
+    "gather, as a slice of all": Form(
+        lambda x, w, b: F.linear(gather(x)[: x.shape[0] * tp()], w), (5, K), ("ag_gemm",)
+    ),
     "gather, shared": Form(shared_gather, (5, K), ("ag_gemm",), note="2 more products"),
     "scatter": Form(lambda x, w, b: scatter(F.linear(x, w)), (-1, K), ("gemm_rs",)),
     "scatter, columns contiguous": Form(lambda x, w, b: scatter(x @ w.t().contiguous()), (-1, K), ("gemm_rs",)),
@@ -155,6 +158,7 @@ KINDS = {
 SYMBOLIC = (
     "gather, 3-D",
     "gather, 3-D, dimension 1",
+    "gather, as a slice of all",
     "gather, shared",
     "scatter, 3-D, dimension 1",
     "reduce, 3-D",
