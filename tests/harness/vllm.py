@@ -31,7 +31,7 @@ ENV = {
 
 needs_vllm = pytest.mark.skipif(
     not (FOLDER / "vllm").is_dir(),
-    reason="needs vLLM in .venv/vllm: make test installs it there (Python 3.12 or newer)",
+    reason=f"needs vLLM in {FOLDER}: make test installs it there (for torch 2.11 alone; Python 3.12 or newer)",
 )
 
 

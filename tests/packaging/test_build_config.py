@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tools import build_config
-from tools.build_config import BuildError, Plan, Probe, decide
+from tools.build_config import ROOT, BuildError, Plan, Probe, decide
 
 FULL = Probe(
     switch="",
@@ -85,15 +85,22 @@ def test_junk_in_the_switch(junk):
 
 
 @pytest.mark.parametrize(
-    "version, age", (("2.10.1+cu130", "old"), ("1.13.0", "old"), ("2.12.0", "new"), ("3.0.0a0+git1234", "new"))
+    "version, age", (("2.10.1+cu130", "old"), ("1.13.0", "old"), ("2.15.0", "new"), ("3.0.0a0+git1234", "new"))
 )
 def test_another_torch(version, age):
-    with pytest.raises(BuildError, match=rf"torch {version.replace('+', '.')} is too {age}, 2\.11 is needed"):
+    with pytest.raises(BuildError, match=rf"torch {version.replace('+', '.')} is too {age}, 2\.11 to 2\.14 is needed"):
         decide(machine(torch_version=version, switch="0"))
 
 
-def test_another_patch_of_torch():
-    assert decide(machine(torch_version="2.11.1+cu130")).with_cuda
+@pytest.mark.parametrize("version", ("2.11.0", "2.11.1+cu130", "2.12.1", "2.13.0+cu132", "2.14.1"))
+def test_versions_of_torch(version):
+    assert decide(machine(torch_version=version)).with_cuda
+
+
+def test_the_package_asks_for_the_versions_of_torch_that_can_be_built():
+    (major, oldest), (_, newest) = build_config.MIN_TORCH, build_config.MAX_TORCH
+    wanted = f'"torch>={major}.{oldest},<{major}.{newest + 1}"'
+    assert (ROOT / "pyproject.toml").read_text().count(wanted) == 2  # to build it and to run it
 
 
 def test_no_compiler():

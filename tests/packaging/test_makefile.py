@@ -12,9 +12,15 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 
 def dry_run(target, *settings):
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("FLUX_", "MAKE", "MFLAGS")) and k != "PYTHON"}
-    command = ["make", "--dry-run", "--no-print-directory", target, *settings]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True, timeout=60).stdout
+    done = make("--dry-run", "--no-print-directory", target, *settings)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def make(*args):
+    mine = ("FLUX_", "MAKE", "MFLAGS")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(mine) and k not in ("PYTHON", "TORCH")}
+    return subprocess.run(["make", *args], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize("target", ("demo", "train", "generate", "test"))
@@ -54,6 +60,25 @@ def test_kernels_are_built_for_a_gpu_or_on_demand(settings):
 
 def test_existing_module_can_be_used():
     assert "build_ext" not in dry_run("gpu-test", "BUILD=0", "SYSTEM_PYTHON=1")
+
+
+def test_another_torch_has_an_environment_and_a_module_of_its_own():
+    commands = dry_run("test", "TORCH=2.98.0", "HAS_GPU=")
+    there = str(ROOT / "build" / "torch-2.98.0")
+    order = [f"--target-directory {there}", "-m venv .venv-torch-2.98.0", "torch==2.98.0", "build_ext", "-m pytest"]
+    places = [commands.index(word) for word in order]
+    assert places == sorted(places)
+    run = [line for line in commands.splitlines() if "build_ext" in line or "-m pytest" in line]
+    assert len(run) == 2
+    assert all(f"env --chdir={there} {ROOT}/.venv-torch-2.98.0/bin/python" in line for line in run)
+    assert "requirements/torch.txt" not in commands
+    assert "requirements/vllm.txt" not in commands  # which is for one version of torch
+
+
+def test_another_torch_needs_an_environment():
+    done = make("--dry-run", "test", "TORCH=2.98.0", "SYSTEM_PYTHON=1")
+    assert done.returncode == 2
+    assert "TORCH=2.98.0 is for a virtual environment of its own, SYSTEM_PYTHON=1 for none" in done.stderr
 
 
 class TestFindPython:

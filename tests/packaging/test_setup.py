@@ -96,7 +96,7 @@ def test_torch_missing(project):
     (project / "torch.py").write_text("raise ImportError('No module named torch')")
     result = build(project)
     assert result.returncode == 1
-    assert "building needs torch 2.11 in" in last_line(result)
+    assert "building needs torch 2.11 to 2.14 in" in last_line(result)
 
 
 def test_build_after_a_failed_one(project):
