@@ -58,7 +58,9 @@ def use_checked_nvcc(cuda_home: Path) -> None:
 class BuildExt(BaseBuildExt):
     def run(self):
         if torch is None:
-            sys.exit(f"flux_ops: error: building needs torch {build_config.torch_range()} in {sys.executable}: {NO_TORCH}")
+            sys.exit(
+                f"flux_ops: error: building needs torch {build_config.torch_range()} in {sys.executable}: {NO_TORCH}"
+            )
         try:
             probe = build_config.probe(os.environ, torch.__version__, torch.version.cuda)
             plan = build_config.decide(probe)

@@ -24,20 +24,26 @@ class Collective:
     how: str = "sum"  # it reduces
 
 
+def _name_of(group) -> str:
+    if isinstance(group, str):
+        return group
+    raise NotMatchedError("its group is not given by name, as torch.compiler.config.compile_on_one_rank has it")
+
+
 def _all_gather(node: Node) -> Collective:
-    shard, world, group_name = node.args
-    return Collective("all_gather", node, shard, waited(node), group_name, world)
+    shard, world, group = node.args
+    return Collective("all_gather", node, shard, waited(node), _name_of(group), world)
 
 
 def _reduce_scatter(node: Node) -> Collective:
-    partial, how, world, group_name = node.args
-    return Collective("reduce_scatter", node, partial, waited(node), group_name, world, how=how)
+    partial, how, world, group = node.args
+    return Collective("reduce_scatter", node, partial, waited(node), _name_of(group), world, how=how)
 
 
 def _all_reduce(node: Node) -> Collective:
-    partial, how, group_name = node.args
-    world = torch.distributed.distributed_c10d._resolve_process_group(group_name).size()
-    return Collective("all_reduce", node, partial, waited(node), group_name, world, how=how)
+    partial, how, group = node.args
+    world = torch.distributed.distributed_c10d._resolve_process_group(_name_of(group)).size()
+    return Collective("all_reduce", node, partial, waited(node), group, world, how=how)
 
 
 def _refuse_coalesced(node: Node) -> Collective:

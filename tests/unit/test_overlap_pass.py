@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import flux_ops
 
@@ -27,6 +28,19 @@ def test_unknown_strategies_are_refused(strategy):
     ):
         with pytest.raises(ValueError, match=f"{make.__name__}: strategy is {strategy!r}; allowed are"):
             make(strategy=strategy)
+
+
+@pytest.mark.parametrize("kind", ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"))
+def test_a_group_without_a_name_is_left(kind):
+    """Later versions of torch can have it in the graph as an object."""
+    graph, functional = torch.fx.Graph(), torch.ops._c10d_functional
+    x, group = graph.placeholder("x"), graph.placeholder("group")
+    how, world = (() if kind == "all_gather_into_tensor" else ("sum",)), (() if kind == "all_reduce" else (2,))
+    work = graph.call_function(getattr(functional, kind).default, (x, *how, *world, group))
+    graph.output(graph.call_function(functional.wait_tensor.default, (work,)))
+    flux_ops.inductor.OverlapPass()(graph)
+    (left,) = flux_ops.inductor.last_report().left
+    assert left.reason.startswith("its group is not given by name")
 
 
 IMPORTS = """
