@@ -18,8 +18,8 @@ def dry_run(target, *settings):
 
 
 def make(*args):
-    mine = ("FLUX_", "MAKE", "MFLAGS")
-    env = {k: v for k, v in os.environ.items() if not k.startswith(mine) and k not in ("PYTHON", "TORCH")}
+    mine = ("FLUX_", "MAKE", "MFLAGS", "ARGS", "BUILD", "PYTHON", "SYSTEM_PYTHON", "TORCH")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(mine)}
     return subprocess.run(["make", *args], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
 
 
