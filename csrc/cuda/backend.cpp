@@ -66,8 +66,8 @@ std::vector<std::string> candidates(Problem const& problem) {
 
 std::string config_names() {
   std::string names;
-  for (KernelRow const& row : kKernels) names += (names.empty() ? "" : " ") + std::string(row.config.name);
-  for (FewRowsRow const& row : kFewRowsKernels) names += " " + std::string(row.name);
+  for (KernelRow const& row : kKernels) names.append(names.empty() ? "" : " ").append(row.config.name);
+  for (FewRowsRow const& row : kFewRowsKernels) names.append(" ").append(row.name);
   return names;
 }
 
