@@ -66,8 +66,10 @@ bench: build
 
 # ---- a copy of the sources, whose extension module is another
 
-copy_to = mkdir -p $(1) && find $(1) -path $(1)/build -prune -o ! -type d ! -name '*.so' -exec rm {} + \
-  && git ls-files | xargs cp --parents --no-dereference --preserve=timestamps --target-directory $(1)
+copy_to = mkdir -p $(1) \
+  && find $(1) \( -path $(1)/build -o -path $(1)/benchmarks/results \) -prune -o ! -type d ! -name '*.so' -exec rm {} + \
+  && git ls-files --cached --others --exclude-standard | while read -r file; do [ ! -e "$$file" ] || echo "$$file"; done \
+  | xargs cp --parents --no-dereference --preserve=timestamps --target-directory $(1)
 COPY := $(if $(TORCH),copy)
 copy:
 	@$(call copy_to,$(HERE))

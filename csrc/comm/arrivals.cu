@@ -10,7 +10,8 @@ __global__ void wait_arrivals_kernel(SignalWait wait, Epoch const* arrived, Arri
     int const source = arrivals.first_source + i / arrivals.num_pieces;
     int const piece = arrivals.first_piece + i % arrivals.num_pieces;
     if (source == wait.rank) continue;
-    wait_signal(wait, arrived + source * arrivals.words + piece, source, piece, /*tile_m=*/-1, arrivals.step);
+    Epoch const* const word = arrived + (arrivals.of_calls ? source : source * kMaxPieces + piece);
+    wait_signal(wait, word, source, arrivals.of_calls ? kCallsFinished : piece, /*tile_m=*/-1, arrivals.step);
   }
   fence_async_proxy();  // the next kernel may read by TMA
 }

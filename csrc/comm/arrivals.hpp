@@ -8,19 +8,22 @@
 
 namespace flux {
 
+// What a fault record has as the piece of a wait for the end of a peer's calls. (-1: for `begun`, of replayed calls.)
+constexpr int kCallsFinished = -2;
+
 // The pieces [first_piece, first_piece + num_pieces) of each source in [first_source, first_source + num_sources), but
 // for the own rank. `step` is for the message only.
 struct Arrivals {
   int first_source, num_sources;
   int first_piece, num_pieces;
   int step;
-  int words = kMaxPieces;  // from source to source
+  bool of_calls = false;  // each source has one word, by which it tells that it has finished the calls before
 };
 
-// Holds back the stream until all of them have arrived; `arrived` is [source][words]. What peers have written
-// before their signals is visible to every kernel that comes after on the stream. One small kernel, which waits no
-// longer than the timeout and leaves a fault record then. Nothing that it waits for may come after it on any stream of
-// this rank: it holds one SM's slot of a warp, and pushes need none.
+// Holds back the stream until all of them have arrived; `arrived` is [source][kMaxPieces], or [source] of calls. What
+// peers have written before their signals is visible to every kernel that comes after on the stream. One small kernel,
+// which waits no longer than the timeout and leaves a fault record then. Nothing that it waits for may come after it on
+// any stream of this rank: it holds one SM's slot of a warp, and pushes need none.
 cudaError_t stream_wait_arrivals(cudaStream_t stream, SignalWait const& wait, Epoch const* arrived,
                                  Arrivals const& arrivals);
 

@@ -43,7 +43,8 @@ void wait_until_all_have_finished(Call& call, Problem const& p, cudaStream_t str
   for (int step = 0; step < p.world - 1; ++step) {
     call.signal(call.finished(ag_push_peer(p.rank, p.world, step), p.rank));
   }
-  Arrivals const all{0, p.world, 0, 1, /*step=*/0, /*words=*/1};
+  call.join();  // where streams share a queue of the GPU, the wait must not stand before the signals
+  Arrivals const all{0, p.world, 0, 1, /*step=*/0, /*of_calls=*/true};
   check(stream_wait_arrivals(stream, call.wait(), call.finished(p.rank, 0), all), "waiting for the peers");
   call.fork();
 }
@@ -74,7 +75,8 @@ void ag_gemm_decomposed(Problem const& p, Operands const& operands, Workspace& w
   TORCH_INTERNAL_ASSERT(in_line ? view.layout.region_bytes >= ag_region_bytes(p.world, p.rows, p.k, size)
                                 : stride >= shard_bytes);
   auto const shard_at = [&](int r, int source) {
-    return in_line ? view.region(r, call.parity()) + source * stride : view.slot(r, source, call.parity());
+    return in_line ? view.region(r, call.parity()) + ag_shard_offset(source, p.rows, p.k, size)
+                   : view.slot(r, source, call.parity());
   };
   auto const begin_of = [&](Block const& block) { return block.row * row_bytes + block.k * size; };
   auto const push = [&](AgPush const& one) {
@@ -99,7 +101,7 @@ void ag_gemm_decomposed(Problem const& p, Operands const& operands, Workspace& w
     int64_t const row = one.first_source * p.rows + block.row;
     if (along_k) {
       gemm.add_product(sums, gemm.matrix(x, p.world * p.rows, block.ks, p.k), block.k);
-    } else if (one.num_sources == 1 || (block.rows == p.rows && stride == shard_bytes)) {  // rows without a gap
+    } else if (one.num_sources == 1 || (block.rows == p.rows && in_line)) {  // rows without a gap
       int64_t const rows = one.num_sources * block.rows;
       gemm.product(result.narrow(0, row, rows), gemm.matrix(x, rows, p.k, p.k), /*with_bias=*/true);
     } else {

@@ -21,6 +21,7 @@ WorkspaceLayout layout_of(Problem const& problem) {
 }  // namespace
 
 Problem alone_problem(Op op, at::Tensor const& x, at::Tensor const& weight, int world, std::string const& config) {
+  TORCH_CHECK_VALUE(world >= 2, "a kernel is made for the chunks of two ranks or more, not of ", world, ".");
   TORCH_CHECK_VALUE(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1) && x.size(0) % world == 0 &&
                         x.is_contiguous() && weight.is_contiguous() && x.scalar_type() == weight.scalar_type(),
                     "x [M, K] and weight [N, K] must be contiguous, of one dtype, and M a multiple of ", world, ".");
@@ -66,7 +67,7 @@ at::Tensor run_alone(Problem const& problem, at::Tensor const& x, at::Tensor con
     args.x = operands.x;
     args.y_stride = problem.rows * problem.n;
     args.slot_bytes = view.slot_bytes();
-    args.send = view.region(problem.rank, 1);
+    args.send = view.send_region(0);
     args.staged = view.region(problem.rank, 0);
     args.tiles_done = control.local.tiles_done[0];
     args.parts = interleaved_parts(plan->pieces, plan->choice.same_order);

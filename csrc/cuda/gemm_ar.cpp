@@ -40,7 +40,7 @@ void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   args.counts_own = true;
   args.replayed.items = 0;  // the call ends when all is collected
   args.slot_bytes = view.slot_bytes();
-  args.send = view.region(rank, 1 - call.parity());
+  args.send = view.send_region(call.parity());
   args.staged = view.region(rank, call.parity());
   args.tiles_done = done[0];
   args.parts = plan.pieces;

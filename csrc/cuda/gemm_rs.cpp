@@ -22,7 +22,7 @@ void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& ope
   args.x = operands.x;
   args.y_stride = problem.rows * problem.n;
   args.slot_bytes = view.slot_bytes();
-  args.send = view.region(problem.rank, 1 - call.parity());
+  args.send = view.send_region(call.parity());
   args.staged = view.region(problem.rank, call.parity());
   args.tiles_done = local.tiles_done[0];
   args.parts = interleaved_parts(plan.pieces, plan.choice.same_order);

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "comm/arrivals.hpp"
 #include "comm/stream_ops.hpp"
 #include "cuda/fault_watch.hpp"
 #include "ops/backend.hpp"
@@ -46,9 +47,12 @@ std::string Workspace::fault_message() const {
   Epoch const expected = fault.expected, seen = fault.seen;
   std::string text = c10::str("flux_ops.", op_name(static_cast<Op>(fault.op)), ": rank ", int{fault.rank},
                               " of group '", view_.group_name, "' ");
-  bool const ends = fault.piece < 0;  // the wait for the end of the peer's earlier calls
-  if (!ends && signal_epoch(seen) == signal_epoch(expected)) {
-    text += c10::str("is out of step: in call ", signal_epoch(expected), " of the workspace peer ", int{fault.peer},
+  bool const plain = fault.piece == -1;  // epochs, not signals
+  bool const ends = plain || fault.piece == kCallsFinished;
+  Epoch const expected_epoch = plain ? expected : signal_epoch(expected),
+              seen_epoch = plain ? seen : signal_epoch(seen);
+  if (!plain && seen_epoch == expected_epoch) {
+    text += c10::str("is out of step: in call ", expected_epoch, " of the workspace peer ", int{fault.peer},
                      " makes another call");
   } else {
     std::string const work =
@@ -58,8 +62,7 @@ std::string Workspace::fault_message() const {
     text += c10::str("timed out: it waited ", timeout_seconds_, " s for peer ", int{fault.peer},
                      ends ? std::string(" to finish the calls before that one")
                           : c10::str(": ", work, " needs piece ", int{fault.piece}, " of its data"),
-                     ", expected epoch ", ends ? expected : signal_epoch(expected), ", seen ",
-                     ends ? seen : signal_epoch(seen),
+                     ", expected epoch ", expected_epoch, ", seen ", seen_epoch,
                      ". The peer is late, dead, or makes other calls than this one; flux_ops.set_timeout(seconds) "
                      "allows more time");
   }

@@ -13,9 +13,11 @@
 //     numbers, too, and use no region, but wait for data from every peer just so: a parity that repeats around them is
 //     free as well.)
 //  4. The call ends on the caller's stream when the kernels and the pushes of this rank are done; then the tile
-//  counters
-//     and the operands are free again. What it sends from the other region (WorkspaceView::to_send) has a slot that one
-//     peer alone writes, in its next call: by then it has received all of it.
+//     counters and the operands are free again. What the call sends lies in the region that it does not use
+//     (WorkspaceView::to_send), each peer's in a slot that this peer alone writes, in its next call: by then it has
+//     received all of it. Shards in line (uniform schedules of ag_gemm) lie across these slots: with more than two
+//     ranks all tell each other first, finished[rank] = e, "this rank has finished all calls before e", and wait for
+//     that.
 //  5. From the first call that a CUDA graph captures on, the host can't know epochs: replays advance them. Such calls,
 //     and all later eager ones, count epochs in device memory from 1 on, with signals of their own. They alternate
 //     between the regions too, but graphs may be replayed in any order, so one region can be used twice in a row. Each
@@ -146,12 +148,12 @@ void check(cudaError_t error, char const* action);
 template <class ShardOf>
 void copy_gathered(Problem const& problem, Operands const& operands, cudaStream_t stream, ShardOf const& shard_of) {
   if (operands.gathered == nullptr) return;
-  int64_t const bytes = ag_shard_bytes(problem.rows, problem.k, element_size(problem.dtype));
+  int64_t const size = element_size(problem.dtype), bytes = ag_shard_bytes(problem.rows, problem.k, size);
   auto* const gathered = static_cast<std::byte*>(operands.gathered);
   for (int source = 0; source < problem.world; ++source) {
     void const* const from = source == problem.rank ? operands.x : shard_of(source);
-    check(cudaMemcpyAsync(gathered + source * bytes, from, bytes, cudaMemcpyDeviceToDevice, stream),
-          "copying the gathered operand");
+    std::byte* const to = gathered + ag_shard_offset(source, problem.rows, problem.k, size);
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "copying the gathered operand");
   }
 }
 

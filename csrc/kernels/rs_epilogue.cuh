@@ -180,8 +180,7 @@ class RsEpilogue : public Stock_ {
   CUTLASS_DEVICE void fill(LoadPipeline& pipeline, LoadPipelineState state, int64_t tile,
                            TensorStorage& storage) const {
     RsTransport const& t = params_.transport;
-    int64_t const of_rank_0 =
-        peer_slot(t.rank, t.world, 0) * t.slot_bytes;  // from there on around the ring of the slots
+    int64_t const of_rank_0 = peer_slot(t.rank, t.world, 0) * t.slot_bytes;  // from there around the ring of slots
     fence_async_proxy();
     uint8_t const* from = t.staged + tile;
     CUTLASS_PRAGMA_NO_UNROLL

@@ -276,14 +276,21 @@ void check_not_broken(GroupState const& state, char const* op) {
               state.broken);
 }
 
+void refuse_second_thread(GroupState const& state, char const* op) {
+  TORCH_CHECK(false, op, ": another thread is in a call on group '", state.name,
+              "'. All ranks make the calls of a group in one order, so one thread at a time makes them.");
+}
+
+void check_not_busy(GroupState const& state, char const* op) {
+  if (state.busy.load(std::memory_order_acquire)) refuse_second_thread(state, op);
+}
+
 Call begin_call(Arguments const& args) {
   Call call;
   call.state = group_state(op_name(args.op), args.group_name);
   GroupState& state = *call.state;
   if (state.world > 1) {
-    TORCH_CHECK(!state.busy.exchange(true, std::memory_order_acquire), op_name(args.op),
-                ": another thread is in a call on group '", state.name,
-                "'. All ranks make the calls of a group in one order, so one thread at a time makes them.");
+    if (state.busy.exchange(true, std::memory_order_acquire)) refuse_second_thread(state, op_name(args.op));
     call.busy.reset(&state.busy);
   }
   call.site = {state.name, state.id, state.calls++, op_name(args.op)};

@@ -42,6 +42,7 @@ at::Tensor run_local(Call const& call, Arguments const& args);
 
 // Throws what tells why the group is broken, if it is.
 void check_not_broken(GroupState const& state, char const* op);
+void check_not_busy(GroupState const& state, char const* op);
 
 // What the last call on any group ran; null before the first.
 std::shared_ptr<Plan const> last_dispatch();

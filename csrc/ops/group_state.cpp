@@ -8,6 +8,8 @@
 #include <mutex>
 #include <vector>
 
+#include "ops/dispatch.hpp"
+
 namespace flux {
 namespace {
 
@@ -107,6 +109,7 @@ bool drop_group(std::string const& group_name) {
     auto const found = registry().find(group_name);
     if (found == registry().end()) return false;
     state = found->second;
+    check_not_busy(*state, "destroy");
     registry().erase(found);
   }
   uint64_t const id = state->id;

@@ -101,6 +101,7 @@ void add_module_functions(py::module_& m) {
   // (state id, call index) of a collective step outside an op: it counts as a call.
   m.def("begin_step", [](std::string const& group_name, std::string const& what) {
     auto const state = group_state(what.c_str(), group_name);
+    check_not_busy(*state, what.c_str());
     check_not_broken(*state, what.c_str());
     return py::make_tuple(state->name, state->id, state->calls++, what);
   });

@@ -93,15 +93,18 @@ struct WorkspaceView {
   std::byte* exchange(int r) const { return base[r] + layout.exchange_offset(); }
   std::byte* region(int r, int parity) const { return base[r] + layout.region_offset(parity); }
 
-  // CUDA cuts the regions into one slot for each peer, the same for all calls. In the region of `r`, `source` alone
-  // writes in its slot. So what this rank sends in a call needs no memory besides: what goes to `owner` leaves from
-  // owner's slot of the region that the call does not use. `owner` writes there in its next call, and to end this one
-  // it needs all that is sent to it.
+  // CUDA cuts the regions into one slot for each peer, the same for all calls but those that put shards in line
+  // (cuda/ag_gemm_decomposed.cpp). In the region of `r`, `source` alone writes in its slot. So what this rank sends in
+  // a call needs no memory besides: what goes to `owner` leaves from owner's slot of the region that the call does not
+  // use. `owner` writes there in its next call, and to end this one it needs all that is sent to it.
   int64_t slot_bytes() const { return layout.peer_slot_bytes(world); }
   std::byte* slot(int r, int source, int parity) const {
     return region(r, parity) + peer_slot(r, world, source) * slot_bytes();
   }
-  std::byte* to_send(int owner, int parity) const { return slot(rank, owner, 1 - parity); }
+  std::byte* send_region(int parity) const { return region(rank, 1 - parity); }
+  std::byte* to_send(int owner, int parity) const {
+    return send_region(parity) + peer_slot(rank, world, owner) * slot_bytes();
+  }
 };
 
 }  // namespace flux

@@ -18,8 +18,9 @@
 // is gathered or scattered besides. A gap at the own rank cuts it in two; each part waits for its own sources only.
 // Without a gap, that is in a uniform schedule, the shards lie side by side, and the own one is copied there.
 //
-// Every rank pushes chunk a to each peer, next rank first, then chunk b: what is needed first is sent first, and a push
-// waits for nothing, so no order of the GEMMs can make ranks wait in a circle.
+// Every rank pushes chunk a to each peer, next rank first, then chunk b: what is needed first is sent first. A push
+// waits for nothing, or, in a uniform schedule of more than two ranks, for signals that themselves wait for nothing: no
+// order of the GEMMs can make ranks wait in a circle.
 
 #include <vector>
 

@@ -8,9 +8,10 @@
 // 0, 1: one for each parity of a call's number, of so many bytes each.
 //
 // A region holds, during one call, what the peers push: shards of the gathered operand (ag_gemm), staged partials
-// (gemm_rs), or these and the reduced rows (gemm_ar). On CUDA it is cut into one slot for each peer, whatever the call:
-// WorkspaceView::slot. The other slots and the gathered rows are the exchange area of exchange_layout.hpp. The control
-// words lie at offsets that depend on no shape, so one shape's signal can never be another shape's data.
+// (gemm_rs), or these and the reduced rows (gemm_ar). On CUDA it is cut into one slot for each peer, for all calls but
+// those that put shards in line: WorkspaceView::slot. The other slots and the gathered rows are the exchange area of
+// exchange_layout.hpp. The control words lie at offsets that depend on no shape, so one shape's signal can never be
+// another shape's data.
 
 #include "schedule/host_device.hpp"
 
@@ -40,8 +41,8 @@ struct CallWord {
   uint64_t digest;
 };
 
-// Words that peers write, as epochs or, `arrived` and `finished` on CUDA, as make_signal values. Each only grows: a
-// reader waits until it is large enough, and nothing is ever reset.
+// Words that peers write, as epochs (`calls`: and digests) or, `arrived` and `finished` on CUDA, as make_signal values.
+// Each only grows: a reader waits until it is large enough, and nothing is ever reset.
 struct SignalWords {
   Epoch arrived[kNumSignalSets][kMaxWorld][kMaxPieces];  // [set][source rank][piece]
   Epoch finished[kNumSignalSets][kMaxWorld];             // [set][source rank]: it has finished the calls before

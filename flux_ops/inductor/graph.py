@@ -99,7 +99,7 @@ def chunks_put_together(parts: list[Node], world: int) -> Node | None:
 
 
 def dim_of(node: Node, position: int, ndim: int) -> int:
-    """The dimension that a split or a cat works on."""
+    """The dimension that a split, a slice or a cat works on."""
     dim = node.args[position] if len(node.args) > position else node.kwargs.get("dim", 0)
     return dim % ndim
 

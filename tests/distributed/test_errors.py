@@ -2,7 +2,9 @@ import threading
 import time
 
 import pytest
+import torch.distributed as dist
 
+import flux_ops
 from tests.cases.base import OPS, Case, call, check, make
 from tests.cases.errors import ErrorCases
 
@@ -14,17 +16,25 @@ def second_thread(ctx, op):
     if ctx.rank == 0:
         results = []
         operands = make(ctx, case)
+        flux_ops.dispatch_counts(reset=True)
         first = threading.Thread(target=lambda: results.append(check(ctx, case)))
         first.start()
-        time.sleep(1)
-        with pytest.raises(RuntimeError, match=f"{op}: another thread is in a call on group"):
-            call(operands)
+        while not flux_ops.dispatch_counts():  # the call has begun, and can't end without the peer
+            time.sleep(0.01)
+        for what, refused in ((op, lambda: call(operands)), ("prepare", prepare), ("destroy", flux_ops.destroy)):
+            with pytest.raises(RuntimeError, match=f"{what}: another thread is in a call on group"):
+                refused()
+        dist.barrier()
         first.join()
         assert results == [None]
     else:
-        time.sleep(3)
+        dist.barrier()
         assert check(ctx, case) is None
     assert check(ctx, case) is None
+
+
+def prepare():
+    flux_ops.prepare(max_m=1024, n=256, k=256, device="cpu")
 
 
 class TestErrors(ErrorCases):

@@ -36,9 +36,19 @@ void Builder::push_shard(Context const& c, std::vector<Guard> guards) {
 }
 
 void Builder::gemm_of_shards(Context const& c) {
+  bool const in_line = c.call.op == Op::kAgGemmInLine;
+  std::vector<Effect> store, expect;  // of the own shard in line
+  for (Buffer const& slot : slots(c, c.rank, c.rank)) {
+    store.push_back(on(Effect::kStore, slot, c.tag, 1 << (c.rank * max_pieces_)));
+    expect.push_back(on(Effect::kExpect, slot, c.tag, 1 << (c.rank * max_pieces_)));
+  }
+  if (in_line) add_step(gemm(c.rank), c, "copy the own shard", {}, store);
   for (int s = 0; s < world_; ++s) {
     int const source = ag_chunk(c.rank, world_, s);
-    if (source == c.rank) continue;  // read from x: nothing that a peer could touch
+    if (source == c.rank) {  // else read from x: nothing that a peer could touch
+      if (in_line) add_step(gemm(c.rank), c, "read the own shard", {}, expect);
+      continue;
+    }
     for (int t = 0; t < c.call.tiles; ++t) read_cell(c, source, t, source * max_pieces_ + c.pieces.piece_of(t));
   }
 }
