@@ -66,6 +66,7 @@ def run_ranks(world, limit_s, command=None):
     shared["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # how torchrun says so
     if world > 1:
         shared.setdefault("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
+    sys.stdout.flush()  # what has been said comes ahead of what the ranks say, in a pipe, too
     ranks = [
         subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(r), "LOCAL_RANK": str(r)})
         for r in range(world)
