@@ -113,7 +113,7 @@ def show_chunks(place, block):
 
 def _trace():
     """(chunk, ms until its data had come, ms until it was computed) of the last call, in order of completion."""
-    return last_of_chunks(flux_ops._C.last_trace_times())
+    return last_of_chunks(flux_ops._C.last_trace())
 
 
 def last_of_chunks(parts):

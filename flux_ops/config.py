@@ -57,14 +57,18 @@ def _count(env: Mapping[str, str], name: str, most: int, default: int) -> int:
     return int(text)
 
 
+def read_flag(env: Mapping[str, str], name: str, default: bool) -> bool:
+    text = env.get(name, str(int(default)))
+    if text not in ("0", "1"):
+        raise ValueError(f"the environment variable {name} is {text!r}; it must be 0 or 1.")
+    return text == "1"
+
+
 def read_environment(env: Mapping[str, str] = os.environ) -> Settings:
     settings = Settings()
     if "FLUX_TIMEOUT" in env:
         settings.timeout_s = check_timeout(env["FLUX_TIMEOUT"], "the environment variable FLUX_TIMEOUT")
-    check = env.get("FLUX_CHECK", "1")
-    if check not in ("0", "1"):
-        raise ValueError(f"the environment variable FLUX_CHECK is {check!r}; it must be 0 or 1.")
-    settings.check_ranks = check == "1"
+    settings.check_ranks = read_flag(env, "FLUX_CHECK", default=True)
     settings.cpu_threads = _count(env, "FLUX_CPU_THREADS", 256, default=0)
     settings.ranks_per_gpu = _count(env, "FLUX_RANKS_PER_GPU", 16, default=1)
     settings.tune_cache = env.get("FLUX_TUNE_CACHE", default_tune_cache(env))

@@ -237,20 +237,20 @@ def prepare(
         raise ValueError(f"prepare: device is {str(device)!r}; it must be on 'cpu' or 'cuda'.")
     group_name = _group_name("prepare", group)
     world = distributed_c10d._resolve_process_group(group_name).size()
-    if _core is None or world == 1 or (device.type == "cuda" and not has_cuda_kernels()):
+    if _core is None or world == 1 or (device.type == "cuda" and not torch.cuda.is_available()):
         return
     index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
     where = (device.type, index if device.type == "cuda" else -1)
 
     name = str(dtype).removeprefix("torch.")
-    site = _core.begin_step(group_name, "prepare")
-    if settings.check_ranks:
-        _hooks.agree(site, f"prepare(op {op}, max_m {max_m}, n {n}, k {k}, {name} on {device.type})")
-    if _hooks.why_not_connected(site, where):
-        return
-    ops = (op,) if op else OPS
-    needs = [_core.workspace_needs(one, device.type, world, max_m, n, k, name) for one in ops]
-    _hooks.grow(site, where, tuple(map(max, zip(*needs, strict=True))))
+    ops = [one for one in ((op,) if op else OPS) if _core.may_overlap(one, device.type, world, n, k, name)]
+    with _core.Step(group_name, "prepare") as site:
+        if settings.check_ranks:
+            _hooks.agree(site, f"prepare(op {op}, max_m {max_m}, n {n}, k {k}, {name} on {device.type})")
+        if _hooks.why_not_connected(site, where) or not ops:
+            return
+        needs = [_core.workspace_needs(one, device.type, world, max_m, n, k, name) for one in ops]
+        _hooks.grow(site, where, tuple(map(max, zip(*needs, strict=True))))
 
 
 def destroy(group: dist.ProcessGroup | None = None) -> None:
@@ -265,7 +265,7 @@ def destroy(group: dist.ProcessGroup | None = None) -> None:
         for name in _hooks.known_groups():
             _core.drop_group(name)
         return
-    _core.drop_group(dist.group.WORLD.group_name if group is None else group.group_name)
+    _core.drop_group(_group_name("destroy", group, may_be_destroyed=True))
 
 
 def set_timeout(seconds: float) -> None:
@@ -278,7 +278,7 @@ def set_timeout(seconds: float) -> None:
         _core.set_timeout(settings.timeout_s)
 
 
-def _group_name(op: str, group: dist.ProcessGroup | None) -> str:
+def _group_name(op: str, group: dist.ProcessGroup | None, may_be_destroyed: bool = False) -> str:
     if group is None:
         world = dist.group.WORLD
         if world is None:
@@ -288,6 +288,7 @@ def _group_name(op: str, group: dist.ProcessGroup | None) -> str:
         if group == dist.GroupMember.NON_GROUP_MEMBER:
             raise ValueError(f"{op}: this rank is not a member of group.")
         raise TypeError(f"{op}: group is {group!r}; it must be a torch.distributed.ProcessGroup or None.")
-    if not torch.compiler.is_compiling() and group not in distributed_c10d._world.pg_map:
+    known = may_be_destroyed or torch.compiler.is_compiling() or group in distributed_c10d._world.pg_map
+    if not known:
         raise ValueError(f"{op}: group has been destroyed.")
     return group.group_name

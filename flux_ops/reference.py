@@ -43,14 +43,16 @@ def reduce_scatter(partial: torch.Tensor, group: dist.ProcessGroup | None = None
 
 
 def all_reduce(partial: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """[M, ...] of each rank -> their sum over the ranks, on each: the same bits everywhere. Adds as reduce_scatter."""
+    """[M, ...] of each rank -> their sum over the ranks, on each: the same bits everywhere. Adds as reduce_scatter.
+
+    `partial` is the caller's no more: the sum may be written there.
+    """
     partial = partial.detach().contiguous()
     if partial.numel() == 0:
         return partial
     if partial.is_cuda:
-        total = partial.clone()
-        dist.all_reduce(total, group=group)
-        return total
+        dist.all_reduce(partial, group=group)
+        return partial
     return _sum_in_rank_order(all_gather(partial, group).view(dist.get_world_size(group), *partial.shape))
 
 

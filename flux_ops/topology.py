@@ -10,6 +10,8 @@ import torch
 
 from flux_ops.config import settings
 
+CAPABILITY = "9.0"  # that csrc/kernels is built for
+
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
@@ -24,6 +26,7 @@ class Probe:
     gpu_index: int = -1
     gpu_uuid: str = ""
     gpu_name: str = ""
+    capability: str = ""  # of the GPU
     launches_block: bool = False  # a kernel that waits for its peers would keep this rank from serving them
     peer_access: dict[str, bool] = dataclasses.field(default_factory=dict)  # by UUID of each visible GPU
     ranks_per_gpu: int = 1  # that this rank allows
@@ -58,6 +61,7 @@ def probe(rank: int, device_type: str, device_index: int, version: str, why_not_
         gpu_index=device_index,
         gpu_uuid=str(properties.uuid),
         gpu_name=properties.name,
+        capability=f"{properties.major}.{properties.minor}",
         ranks_per_gpu=settings.ranks_per_gpu,
         launches_block=os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
         peer_access=access,
@@ -87,6 +91,11 @@ def decide(probes: list[Probe], device_type: str) -> str:
     for p in probes:
         if device_type == "cuda" and p.why_not_cuda:
             return f"rank {p.rank} has no CUDA kernels: {p.why_not_cuda}"
+        if device_type == "cuda" and p.capability != CAPABILITY:
+            return (
+                f"the CUDA kernels are built for compute capability {CAPABILITY} (H100, H200), and the GPU of rank "
+                f"{p.rank} ({p.gpu_name}) has {p.capability}"
+            )
         if p.launches_block:
             return f"rank {p.rank} has CUDA_LAUNCH_BLOCKING set, and kernels that wait for peers can't be serialised"
     for a, b in _pairs(probes):

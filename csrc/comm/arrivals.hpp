@@ -8,9 +8,6 @@
 
 namespace flux {
 
-// What a fault record has as the piece of a wait for the end of a peer's calls. (-1: for `begun`, of replayed calls.)
-constexpr int kCallsFinished = -2;
-
 // The pieces [first_piece, first_piece + num_pieces) of each source in [first_source, first_source + num_sources), but
 // for the own rank. `step` is for the message only.
 struct Arrivals {

@@ -8,12 +8,16 @@
 
 namespace flux {
 
+// What a record has in the place of a piece, where the wait was for the end of a peer's earlier calls:
+constexpr int kCallsBegun = -1;     // of replayed calls: the word is a plain epoch
+constexpr int kCallsFinished = -2;  // of all others
+
 struct FaultRecord {
   uint32_t written;  // 1 once the rest is complete
   int32_t op;        // flux::Op
   int32_t rank;
   int32_t peer;
-  int32_t piece;
+  int32_t piece;  // or one of the above
   int32_t tile_m, tile_n;
   Epoch expected;  // values of the word (make_signal, or plain epochs for `begun`)
   Epoch seen;

@@ -27,7 +27,7 @@ __device__ __forceinline__ Epoch announce_call(ReplayedCall const& call, SignalW
   bool const is_peer = peer < call.world && peer != wait.rank;
   if (is_peer) store_release_sys(call.begun.at[peer] + wait.rank, epoch);
   __syncwarp();  // all peers are told before any is waited for: else ranks could wait in a ring
-  if (is_peer) wait_at_least(wait, call.begun.at[wait.rank] + peer, last + 1, peer, -1, -1, -1);
+  if (is_peer) wait_at_least(wait, call.begun.at[wait.rank] + peer, last + 1, peer, kCallsBegun, -1, -1);
   __syncwarp();
   return epoch;
 }

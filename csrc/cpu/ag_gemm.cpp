@@ -56,7 +56,10 @@ void ag_gemm(Problem const& p, Operands const& o, WorkspaceView const& workspace
     return exchange.region(p.rank) + ag_shard_offset(chunk, p.rows, p.k, size);
   };
   auto const wait_for = [&](int chunk, int piece, int tile) {
-    if (chunk != p.rank) tracer.waited(chunk, exchange.wait(chunk, piece, tile));
+    if (chunk != p.rank) {
+      exchange.wait(chunk, piece, tile);
+      tracer.arrived(chunk);
+    }
   };
 
   auto const work = [&] {

@@ -150,8 +150,6 @@ std::string why_not_fused(Problem const& p) {
   return {};
 }
 
-std::string why_fused_is_slower(Problem const&) { return {}; }
-
 std::string config_name(Problem const& p) { return knobs_of(p).name(); }
 
 std::vector<std::string> candidates(Problem const& p) {
@@ -190,8 +188,6 @@ WorkspaceNeeds workspace_needs(Problem const& p) {
   int64_t const one_shot = ar_one_shot_bytes(p.world, few, tile_bytes);
   return {std::max({two_shot, one_shot, decomposed_needs(p).region_bytes}), 0};
 }
-
-std::string why_not_decomposed(Problem const& problem) { return flux::why_not_decomposed(problem); }
 
 WorkspaceNeeds decomposed_needs(Problem const& p) {
   int64_t const size = element_size(p.dtype);

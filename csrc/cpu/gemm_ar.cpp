@@ -58,11 +58,10 @@ void two_shot(Problem const& p, ArConfig const& config, Operands const& o, Excha
   };
 
   auto const wait_for_partials = [&](ArChunk chunk, int32_t tile) {
-    double waited = 0;
     for (int source = 0; source < p.world; ++source) {
-      if (source != p.rank) waited += exchange.wait(source, schedule.partial_piece(chunk.section), tile);
+      if (source != p.rank) exchange.wait(source, schedule.partial_piece(chunk.section), tile);
     }
-    tracer.waited(schedule.index(chunk), waited);
+    tracer.arrived(schedule.index(chunk));
   };
 
   auto const reduce = [&](ArChunk chunk, int32_t tile, int64_t position, TileRange const& range) {
@@ -147,9 +146,8 @@ void one_shot(Problem const& p, ArConfig const& config, Operands const& o, Excha
 
   auto const reduce = [&](int32_t tile, TileRange const& range) {
     int const piece = config.pieces.piece_of(tile);
-    double waited = 0;
-    for (int source = 0; source < p.world; ++source) waited += exchange.wait(source, piece, tile);
-    tracer.waited(piece, waited);
+    for (int source = 0; source < p.world; ++source) exchange.wait(source, piece, tile);
+    tracer.arrived(piece);
     at::Tensor const total = add_in_rank_order(
         p.world, [&](int source) { return staging.tile(p.rank, source, tile, range).to(accumulation_type(p.dtype)); });
     write_result(p, o, total, range.row, range);

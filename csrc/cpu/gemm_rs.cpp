@@ -34,13 +34,12 @@ void gemm_rs(Problem const& p, Operands const& o, WorkspaceView const& workspace
   }
 
   auto const reduce = [&](int32_t position, TileRange const& range, at::Tensor const& own) {
-    double waited = 0;
     at::Tensor const total = add_in_rank_order(p.world, [&](int source) {
       if (source == p.rank) return own;
-      waited += exchange.wait(source, config.pieces.piece_of(position), position);
+      exchange.wait(source, config.pieces.piece_of(position), position);
       return staging.tile(p.rank, peer_slot(p.rank, p.world, source), position, range).to(own.scalar_type());
     });
-    tracer.waited(p.rank, waited, config.pieces.piece_of(position));
+    tracer.arrived(p.rank, config.pieces.piece_of(position));
     write_result(p, o, total, range.row, range);
   };
 

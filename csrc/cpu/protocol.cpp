@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <chrono>
 #include <thread>
 
 namespace flux::cpu {
@@ -24,7 +25,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 }  // namespace
 
 Exchange::Exchange(Problem const& problem, WorkspaceView const& workspace, CallInfo const& info)
-    : problem_(problem), workspace_(workspace), info_(info), start_(std::chrono::steady_clock::now()) {}
+    : problem_(problem), workspace_(workspace), info_(info) {}
 
 Epoch& Exchange::arrived(int owner, int source, int piece) const {
   int const set = static_cast<int>(signal_set_of(parity_of(info_.epoch), /*replay=*/false));
@@ -48,10 +49,9 @@ void Exchange::signal(int peer, int piece) const {
   __atomic_store_n(&arrived(peer, problem_.rank, piece), info_.epoch, __ATOMIC_RELEASE);
 }
 
-double Exchange::wait(int source, int piece, int tile, char const* unit) const {
+void Exchange::wait(int source, int piece, int tile, char const* unit) const {
   Epoch const& word = arrived(problem_.rank, source, piece);
   Epoch seen = __atomic_load_n(&word, __ATOMIC_ACQUIRE);
-  double waited = 0;
   if (seen < info_.epoch) {
     auto const begin = std::chrono::steady_clock::now();
     for (int64_t i = 0; seen < info_.epoch; ++i) {
@@ -60,7 +60,7 @@ double Exchange::wait(int source, int piece, int tile, char const* unit) const {
       } else {
         if (__atomic_load_n(&cancelled_, __ATOMIC_RELAXED)) throw Cancelled{};
         check_same_problem(source);
-        check_deadline(source, piece, tile, unit, seen);
+        if (seconds_since(begin) >= info_.timeout_seconds) time_out(source, piece, tile, unit, seen);
         if (i < kSpins + kYields) {
           std::this_thread::yield();
         } else {
@@ -69,10 +69,8 @@ double Exchange::wait(int source, int piece, int tile, char const* unit) const {
       }
       seen = __atomic_load_n(&word, __ATOMIC_ACQUIRE);
     }
-    waited = 1e6 * seconds_since(begin);
   }
   check_same_problem(source);
-  return waited;
 }
 
 void Exchange::check_same_problem(int source) const {
@@ -84,13 +82,14 @@ void Exchange::check_same_problem(int source) const {
                    ", N = ", problem_.n, " and K = ", problem_.k, ".");
 }
 
-void Exchange::check_deadline(int source, int piece, int tile, char const* unit, Epoch seen) const {
-  if (seconds_since(start_) < info_.timeout_seconds) return;
-  TORCH_CHECK_WITH(DistBackendError, false, op_name(problem_.op), ": rank ", problem_.rank, " of group '",
-                   workspace_.group_name, "' waited ", info_.timeout_seconds, " s for rank ", source, ": ", unit, " ",
-                   tile, " needs piece ", piece, " of its data, expected epoch ", info_.epoch, ", seen ", seen,
-                   ". The rank is late, dead, or makes other calls than this one; flux_ops.set_timeout(seconds) "
-                   "allows more time.");
+void Exchange::time_out(int source, int piece, int tile, char const* unit, Epoch seen) const {
+  C10_THROW_ERROR(
+      DistBackendError,
+      c10::str(op_name(problem_.op), ": rank ", problem_.rank, " of group '", workspace_.group_name, "' waited ",
+               info_.timeout_seconds, " s for rank ", source, ": ", unit, " ", tile, " needs piece ", piece,
+               " of its data, expected epoch ", info_.epoch, ", seen ", seen,
+               ". The rank is late, dead, or makes other calls than this one; flux_ops.set_timeout(seconds) "
+               "allows more time."));
 }
 
 }  // namespace flux::cpu

@@ -18,7 +18,6 @@
 // A rank also announces what it computes, so that ranks that are out of step find out at once: before the first piece
 // of call e it writes the digest of the call to every peer, doubled like the regions.
 
-#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -38,10 +37,10 @@ class Exchange {
   void announce() const;
   // Tells `peer` that `piece` of this rank lies in its region.
   void signal(int peer, int piece) const;
-  // Waits until `piece` of `source` lies in the region of this rank; returns the microseconds waited. `tile` (or what
-  // `unit` calls it) is for the message only. Throws c10::DistBackendError after the timeout, or if the source computes
+  // Waits until `piece` of `source` lies in the region of this rank. `tile` (or what `unit` calls it) is for the
+  // message only. Throws c10::DistBackendError after the timeout, or if the source computes
   // something else.
-  double wait(int source, int piece, int tile, char const* unit = "tile") const;
+  void wait(int source, int piece, int tile, char const* unit = "tile") const;
   // Makes waits of all threads of this call end.
   void cancel() const { __atomic_store_n(&cancelled_, true, __ATOMIC_RELAXED); }
 
@@ -49,12 +48,11 @@ class Exchange {
   Epoch& arrived(int owner, int source, int piece) const;
   CallWord& call_word(int owner, int source) const;
   void check_same_problem(int source) const;
-  void check_deadline(int source, int piece, int tile, char const* unit, Epoch seen) const;
+  [[noreturn]] void time_out(int source, int piece, int tile, char const* unit, Epoch seen) const;
 
   Problem const& problem_;
   WorkspaceView const& workspace_;
   CallInfo info_;
-  std::chrono::steady_clock::time_point start_;
   mutable bool cancelled_ = false;
 };
 

@@ -1,7 +1,5 @@
 #include "cpu/trace.hpp"
 
-#include <algorithm>
-
 namespace flux::cpu {
 namespace {
 
@@ -17,11 +15,9 @@ double Tracer::now_us() const {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start_).count();
 }
 
-void Tracer::waited(int chunk, double microseconds, int piece) {
+void Tracer::arrived(int chunk, int piece) {
   std::lock_guard<std::mutex> const lock(mutex_);
-  ChunkTrace& part = parts_[chunk * num_pieces_ + piece];
-  part.waited_us = std::max(part.waited_us, microseconds);
-  part.arrived_us = now_us();
+  parts_[chunk * num_pieces_ + piece].arrived_us = now_us();
 }
 
 void Tracer::done(int chunk, int piece) {

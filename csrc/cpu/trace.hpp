@@ -12,7 +12,6 @@ namespace flux::cpu {
 
 struct ChunkTrace {
   int chunk, piece;
-  double waited_us;   // the longest wait of one of its tiles for a peer
   double arrived_us;  // since the call began: when its data had all been seen
   double done_us;     // when its last tile was finished
 };
@@ -21,7 +20,7 @@ class Tracer {
  public:
   explicit Tracer(int num_chunks, int num_pieces = 1) : num_pieces_(num_pieces), parts_(num_chunks * num_pieces) {}
 
-  void waited(int chunk, double microseconds, int piece = 0);
+  void arrived(int chunk, int piece = 0);
   void done(int chunk, int piece = 0);
   // Makes this the trace of the last call.
   void publish();

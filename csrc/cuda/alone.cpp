@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include "cuda/launch.hpp"
+#include "kernels/predict.hpp"
 #include "ops/backend.hpp"
 #include "ops/data_type.hpp"
 #include "schedule/workspace_layout.hpp"
@@ -28,7 +29,7 @@ Problem alone_problem(Op op, at::Tensor const& x, at::Tensor const& weight, int 
   auto const* row = find_data_type([&](DataTypeRow const& r) { return r.scalar == x.scalar_type(); });
   TORCH_CHECK_NOT_IMPLEMENTED(row != nullptr, "x has dtype ", x.scalar_type(), ".");
   Problem const problem{op, world - 1, world, x.size(0) / world, weight.size(0), x.size(1), row->type, false, config};
-  std::string const why_not = why_not_fused(problem);
+  std::string const why_not = why_no_kernel(problem);
   TORCH_CHECK_NOT_IMPLEMENTED(why_not.empty(), why_not);
   return problem;
 }

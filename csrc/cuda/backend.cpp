@@ -35,26 +35,7 @@ LaunchPlan launch_plan(Problem const& problem) {
   return {many, order, pieces, rs_tile_bytes(shape.tile_m, shape.tile_n, element_size(problem.dtype))};
 }
 
-std::string why_not_this_gpu() {
-  cudaDeviceProp const* properties = at::cuda::getCurrentDeviceProperties();
-  if (properties->major == 9 && properties->minor == 0) return {};
-  return c10::str("its CUDA kernels are built for compute capability 9.0 (H100, H200), and this GPU (",
-                  properties->name, ") has ", properties->major, ".", properties->minor);
-}
-
 }  // namespace
-
-std::string why_not_decomposed(Problem const& problem) {
-  std::string const why_not = why_not_decomposed_on_cuda(problem);
-  return why_not.empty() ? why_not_this_gpu() : why_not;
-}
-
-std::string why_not_fused(Problem const& problem) {
-  std::string const why_not = why_not_this_gpu();
-  return why_not.empty() ? why_no_kernel(problem) : why_not;
-}
-
-std::string why_fused_is_slower(Problem const& problem) { return why_fused_does_not_pay(problem); }
 
 std::string config_name(Problem const& problem) { return fused_choice(problem).name(problem.op); }
 

@@ -13,7 +13,6 @@ ExchangeArgs exchange_args(Problem const& problem, ExchangeForm form, Workspace&
   args.world = problem.world;
   args.form = form;
   args.own_rows = static_cast<int>(form == ExchangeForm::kScatter ? problem.rows : total_rows(problem));
-  args.digest = info.digest;
   for (int r = 0; r < problem.world; ++r) {
     args.words[r] = reinterpret_cast<ExchangeWords*>(view.exchange(r));
     args.slots[r] = reinterpret_cast<uint32_t*>(

@@ -24,8 +24,7 @@ void gemm_ar_decomposed(Problem const& p, Operands const& operands, Workspace& w
   LibraryGemm const gemm(p, operands);
   gemm.product(gemm.matrix(operands.y, p.rows, p.n, p.n), gemm.matrix(operands.x, p.rows, p.k, p.k),
                /*with_bias=*/false);
-  auto* const all_reduce = p.dtype == DataType::kBFloat16 ? all_reduce_bf16 : all_reduce_fp16;
-  check(all_reduce(args, stream), "launching the all-reduce");
+  check(all_reduce(args, p.dtype, stream), "launching the all-reduce");
 }
 
 }  // namespace flux::cuda

@@ -4,7 +4,6 @@
 
 #include <utility>
 
-#include "comm/arrivals.hpp"
 #include "comm/stream_ops.hpp"
 #include "cuda/fault_watch.hpp"
 #include "ops/backend.hpp"
@@ -47,7 +46,7 @@ std::string Workspace::fault_message() const {
   Epoch const expected = fault.expected, seen = fault.seen;
   std::string text = c10::str("flux_ops.", op_name(static_cast<Op>(fault.op)), ": rank ", int{fault.rank},
                               " of group '", view_.group_name, "' ");
-  bool const plain = fault.piece == -1;  // epochs, not signals
+  bool const plain = fault.piece == kCallsBegun;
   bool const ends = plain || fault.piece == kCallsFinished;
   Epoch const expected_epoch = plain ? expected : signal_epoch(expected),
               seen_epoch = plain ? seen : signal_epoch(seen);

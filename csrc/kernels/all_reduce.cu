@@ -151,11 +151,9 @@ cudaError_t launch(AllReduceArgs const& args, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t all_reduce_bf16(AllReduceArgs const& args, cudaStream_t stream) {
-  return launch<cutlass::bfloat16_t>(args, stream);
-}
-cudaError_t all_reduce_fp16(AllReduceArgs const& args, cudaStream_t stream) {
-  return launch<cutlass::half_t>(args, stream);
+cudaError_t all_reduce(AllReduceArgs const& args, DataType dtype, cudaStream_t stream) {
+  return dtype == DataType::kBFloat16 ? launch<cutlass::bfloat16_t>(args, stream)
+                                      : launch<cutlass::half_t>(args, stream);
 }
 
 }  // namespace flux

@@ -5,6 +5,7 @@
 // form its sums, through the exchange area (schedule/exchange_layout.hpp).
 
 #include "kernels/exchange_args.hpp"
+#include "ops/problem.hpp"
 
 namespace flux {
 
@@ -16,7 +17,6 @@ struct AllReduceArgs {
   ExchangeArgs exchange;
 };
 
-cudaError_t all_reduce_bf16(AllReduceArgs const& args, cudaStream_t stream);
-cudaError_t all_reduce_fp16(AllReduceArgs const& args, cudaStream_t stream);
+cudaError_t all_reduce(AllReduceArgs const& args, DataType dtype, cudaStream_t stream);
 
 }  // namespace flux

@@ -85,7 +85,7 @@ inline LaunchChoice choose_launch(Problem const& problem) {
 
 // Why the plain sequence is faster than the fused kernels, or empty. Measured as above: with fewer rows a rank the
 // tiles are mostly padding, and with fewer tiles most SMs have nothing to do.
-inline std::string why_fused_is_slower(Problem const& problem) {
+inline std::string why_too_few_tiles(Problem const& problem) {
   constexpr int64_t kLeastRows = 256, kLeastTiles = 192;
   if (problem.rows < kLeastRows) {
     return "a chunk has " + std::to_string(problem.rows) + " rows; fused pays from " + std::to_string(kLeastRows) +

@@ -15,7 +15,6 @@ struct ExchangeArgs {
   uint32_t* slots[kMaxWorld];  // of parity 0 at each rank; kGather: where the operand is gathered
   int64_t slots_bytes;         // of a parity
   ExchangeWords* words[kMaxWorld];
-  uint64_t digest;
   SignalWait wait;
 };
 

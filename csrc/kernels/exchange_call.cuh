@@ -19,7 +19,7 @@ class ExchangeCall {
   // After wait_for_last_kernel. Reading which call it is takes the better part of a us.
   __device__ explicit ExchangeCall(ExchangeArgs const& args) : args_(args), wait_(args.wait) {
     number_ = load_relaxed_sys(&local().calls) + 1;
-    wait_.signal = make_signal(number_, args.digest);
+    wait_.signal = make_signal(number_, args.wait.signal);  // whose digest it keeps
   }
 
   __device__ int parity() const { return parity_of(number_); }

@@ -16,16 +16,8 @@ cudaError_t launch_exchange(void (*kernel)(Args), int threads, int64_t least, in
                                                 /*smem_bytes=*/0, &device, &blocks);
   if (error != cudaSuccess) return error;
   if (blocks < least) return cudaErrorInvalidConfiguration;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = {static_cast<unsigned>(std::min<int64_t>(most, blocks)), 1, 1};
-  config.blockDim = {static_cast<unsigned>(threads), 1, 1};
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, args);
+  dim3 const grid(std::min<int64_t>(most, blocks));
+  return launch_clusters(kernel, args, grid, dim3(1), threads, /*smem_bytes=*/0, /*overlaps=*/true, stream);
 }
 
 }  // namespace flux

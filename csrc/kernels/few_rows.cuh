@@ -93,7 +93,6 @@ class FewRowsWriter {
     n_ = p.n;
     y_ = p.y + n;
     columns_ = p.n - n;
-    writes_vectors_ = p.writes_vectors;
   }
 
   // For all lanes of the warp.
@@ -106,16 +105,7 @@ class FewRowsWriter {
     uint4 const columns = *from_;
     int const m = m_ + 16 * v;
     if (m < 0 || m >= num_rows_) return;
-    auto* const row = y_ + int64_t{m} * n_;
-    if (writes_vectors_) {
-      if (columns_ > 0) *reinterpret_cast<uint4*>(row) = columns;
-    } else {
-      uint32_t const words[] = {columns.x, columns.y, columns.z, columns.w};
-      CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        if (2 * i < columns_) *reinterpret_cast<uint32_t*>(row + 2 * i) = words[i];
-      }
-    }
+    if (columns_ > 0) *reinterpret_cast<uint4*>(y_ + int64_t{m} * n_) = columns;  // why_no_kernel: N is a multiple of 8
   }
 
  private:
@@ -123,7 +113,6 @@ class FewRowsWriter {
   uint4 const* from_;
   typename Cfg::Element* y_;
   int m_, num_rows_, n_, columns_;
-  bool writes_vectors_;
 };
 
 // The bias of the two rows of the weight that a thread has.

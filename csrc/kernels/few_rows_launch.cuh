@@ -58,7 +58,6 @@ cudaError_t launch_few_rows(FewRowsArgs const& args, cudaStream_t stream) {
       k,
       static_cast<Element const*>(args.bias),
       static_cast<Element*>(args.y),
-      n % 8 == 0 && reinterpret_cast<uintptr_t>(args.y) % 16 == 0,
       args.x,
       args.gathered,
       args.exchange};
@@ -71,19 +70,8 @@ cudaError_t launch_few_rows(FewRowsArgs const& args, cudaStream_t stream) {
   if (error != cudaSuccess) return error;
   int const tiles = params.num_tiles();
   if (clusters < tiles && clusters * Cfg::SplitK < kMaxPushers) return cudaErrorInvalidConfiguration;
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {Cfg::SplitK, 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = {static_cast<unsigned>(std::min(clusters, tiles) * Cfg::SplitK), 1, 1};
-  config.blockDim = {Cfg::kThreads, 1, 1};
-  config.dynamicSmemBytes = kSmemBytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = Cfg::SplitK > 1 ? 2 : 1;
-  return cudaLaunchKernelEx(&config, kernel, params);
+  dim3 const grid(std::min(clusters, tiles) * Cfg::SplitK);
+  return launch_clusters(kernel, params, grid, dim3(Cfg::SplitK), Cfg::kThreads, kSmemBytes, /*overlaps=*/true, stream);
 }
 
 }  // namespace flux

@@ -71,9 +71,8 @@ struct FewRowsParams {
   int m, n, k;
   typename Cfg::Element const* bias;  // [n] or null
   typename Cfg::Element* y;
-  bool writes_vectors;  // 16 bytes of y at a time: its rows are aligned so
-  void const* shard;    // kGather: this rank's rows of x
-  void* gathered;       // kGather: for the rows of all ranks, or null
+  void const* shard;  // kGather: this rank's rows of x
+  void* gathered;     // kGather: for the rows of all ranks, or null
   ExchangeArgs exchange;
 
   CUTLASS_HOST_DEVICE int m_tiles() const { return static_cast<int>(ceil_div(m, int{Cfg::TileM})); }

@@ -199,7 +199,7 @@ inline double least_us(Problem const& problem) {
 inline std::string why_many_rows_are_slower(Problem const& problem, FusedChoice const& choice) {
   bool const ar = problem.op == Op::kGemmAr;
   Problem const chunks = ar ? chunks_problem(problem, choice.many_rows.sections) : problem;
-  if (std::string const slower = why_fused_is_slower(chunks); !slower.empty()) return slower;
+  if (std::string const slower = why_too_few_tiles(chunks); !slower.empty()) return slower;
   std::string const m = "M is " + std::to_string(total_rows(problem));
   double const least_fill = ar ? 0.9 : kFullTiles;  // a gemm_ar gains less; measured at TP = 2 (bench --study rows)
   if (row_fill(problem, choice) < least_fill) return m + ", which leaves too much of the tiles of a rank's rows empty";
@@ -257,7 +257,7 @@ inline std::string why_few_rows_are_slower(Problem const& problem, int kernel) {
 // Whether an ag_gemm or a gemm_rs runs a kernel for few rows rather than one for many; measured as above.
 inline bool few_rows_come_first(Problem const& problem, int kernel) {
   int64_t const m = total_rows(problem);
-  if (m <= kFewRowsFirst || (m <= kFewRows && !why_fused_is_slower(problem).empty())) return true;
+  if (m <= kFewRowsFirst || (m <= kFewRows && !why_too_few_tiles(problem).empty())) return true;
   if (!why_few_rows_are_slower(problem, kernel).empty()) return false;
   bool const at_once = m > kFewRows && kFewRowsKernels[kernel].runs_at_once(m, problem.n);
   return at_once || !why_many_rows_are_slower(problem, {-1, choose_launch(problem), {}}).empty();

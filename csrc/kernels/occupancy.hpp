@@ -43,4 +43,26 @@ inline cudaError_t max_active_clusters(void const* kernel, dim3 cluster, int thr
   return cudaSuccess;
 }
 
+// Starts such a kernel. With `overlaps` its beginning may run while the kernel before it ends.
+template <class Params>
+cudaError_t launch_clusters(void (*kernel)(Params), Params const& params, dim3 grid, dim3 cluster, int threads,
+                            int smem_bytes, bool overlaps, cudaStream_t stream) {
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = smem_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  auto const add = [&](cudaLaunchAttributeID id) -> cudaLaunchAttributeValue& {
+    attributes[config.numAttrs].id = id;
+    return attributes[config.numAttrs++].val;
+  };
+  if (overlaps) add(cudaLaunchAttributeProgrammaticStreamSerialization).programmaticStreamSerializationAllowed = 1;
+  if (cluster.x * cluster.y > 1) {
+    add(cudaLaunchAttributeClusterDimension).clusterDim = {cluster.x, cluster.y, 1};
+  }
+  return cudaLaunchKernelEx(&config, kernel, params);
+}
+
 }  // namespace flux

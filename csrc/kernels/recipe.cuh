@@ -66,19 +66,16 @@ auto weight_stride(int64_t stride) {
 template <class GemmKernel, class Args>
 cudaError_t launch_gemm(typename GemmKernel::Arguments& arguments, Args const& args, TileShape shape,
                         cudaStream_t stream) {
-  using Adapter = cutlass::gemm::device::GemmUniversalAdapter<GemmKernel>;
   dim3 const cluster(shape.cluster_m, shape.cluster_n);
-  void const* kernel = reinterpret_cast<void const*>(cutlass::device_kernel<GemmKernel>);
-  cudaError_t const error =
-      max_active_clusters(kernel, cluster, GemmKernel::MaxThreadsPerBlock, GemmKernel::SharedStorageSize,
-                          &arguments.hw_info.device_id, &arguments.hw_info.max_active_clusters);
+  auto* const kernel = cutlass::device_kernel<GemmKernel>;
+  cudaError_t const error = max_active_clusters(reinterpret_cast<void const*>(kernel), cluster,
+                                                GemmKernel::MaxThreadsPerBlock, GemmKernel::SharedStorageSize,
+                                                &arguments.hw_info.device_id, &arguments.hw_info.max_active_clusters);
   if (error != cudaSuccess) return error;
   arguments.hw_info.sm_count = arguments.hw_info.max_active_clusters * shape.cluster_m * shape.cluster_n;
   arguments.mode = cutlass::gemm::GemmUniversalMode::kBatched;
   arguments.problem_shape = {static_cast<int>(args.rows), static_cast<int>(args.n), static_cast<int>(args.k),
                              args.world * args.sections};
-  arguments.epilogue.thread.alpha = 1.0f;
-  arguments.epilogue.thread.beta = 0.0f;
   using RasterOrderOptions = cutlass::gemm::kernel::detail::RasterOrderOptions;
   arguments.scheduler.raster_order = args.along_n ? RasterOrderOptions::AlongN : RasterOrderOptions::AlongM;
   arguments.scheduler.rank = args.order_rank;
@@ -86,12 +83,9 @@ cudaError_t launch_gemm(typename GemmKernel::Arguments& arguments, Args const& a
   arguments.scheduler.sections = args.sections;
   arguments.scheduler.order = make_tile_order(args.rows, args.n, shape, args.swizzle, args.along_n);
   if (!GemmKernel::can_implement(arguments)) return cudaErrorInvalidValue;
-  auto params = GemmKernel::to_underlying_arguments(arguments, nullptr);
-  if (Adapter::run(params, stream) != cutlass::Status::kSuccess) {
-    cudaError_t const error = cudaGetLastError();
-    return error == cudaSuccess ? cudaErrorLaunchFailure : error;
-  }
-  return cudaSuccess;
+  auto const params = GemmKernel::to_underlying_arguments(arguments, nullptr);
+  return launch_clusters(kernel, params, GemmKernel::get_grid_shape(params), cluster, GemmKernel::MaxThreadsPerBlock,
+                         GemmKernel::SharedStorageSize, /*overlaps=*/false, stream);
 }
 
 }  // namespace flux

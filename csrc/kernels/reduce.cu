@@ -1,6 +1,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "kernels/num_sms.hpp"
 #include "kernels/reduce.hpp"
 
 namespace flux {
@@ -71,7 +72,7 @@ __global__ void reduce_kernel(ReduceArgs const args) {
 template <class T>
 cudaError_t launch(ReduceArgs const& args, cudaStream_t stream) {
   constexpr int kThreads = 256;
-  constexpr int64_t kMaxBlocks = 132 * 8;
+  constexpr int64_t kMaxBlocks = 8 * kNumSms;
   int64_t const vectors = ceil_div(args.rows * args.n, Vector<T>::kSize);
   int64_t const blocks = ceil_div(vectors, kThreads);
   reduce_kernel<T><<<static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks), kThreads, 0, stream>>>(args);

@@ -13,24 +13,22 @@ std::tuple<at::Tensor, at::Tensor> ag_gemm(at::Tensor const& x, at::Tensor const
   Arguments const args{Op::kAgGemm, x, weight, bias, group_name, return_gathered, strategy};
   Call call = begin_call(args);
 
-  at::Tensor y, gathered;
+  Results results;
   switch (call.strategy()) {
     case Strategy::kLocal:
-      y = run_local(call, args);
-      if (return_gathered) gathered = at::empty(gathered_shape(args, call.problem()), x.options());
-      if (return_gathered && gathered.numel() > 0) gathered.copy_(x);
+      results.y = run_local(call, args);
+      if (return_gathered) results.gathered = at::empty(gathered_shape(args, call.problem()), x.options());
+      if (return_gathered && results.gathered.numel() > 0) results.gathered.copy_(x);
       break;
     case Strategy::kSequential:
-      y = run_sequential_ag_gemm(call, args, gathered);
+      results = run_sequential_ag_gemm(call, args);
       break;
     case Strategy::kFused:
     case Strategy::kDecomposed:
-      y = at::empty(result_shape(args, call.problem()), x.options());
-      if (return_gathered) gathered = at::empty(gathered_shape(args, call.problem()), x.options());
-      run_overlapped(call, args, y, return_gathered ? &gathered : nullptr);
+      results = run_overlapped(call, args);
       break;
   }
-  return {y, return_gathered ? gathered : at::empty({0}, x.options())};
+  return {results.y, return_gathered ? results.gathered : at::empty({0}, x.options())};
 }
 
 }  // namespace flux

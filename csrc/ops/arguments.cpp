@@ -43,7 +43,6 @@ Problem check_arguments(Arguments const& args, int rank, int world) {
                     ".");
   TORCH_CHECK_VALUE(weight.dim() == 2, op, ": weight must have 2 dimensions, [N, K]; it has shape ", weight.sizes(),
                     ".");
-  TORCH_CHECK_TYPE(!x.is_sparse() && !weight.is_sparse(), op, ": x and weight must be dense tensors.");
   DataType const dtype = data_type(args);
   TORCH_CHECK_TYPE(weight.scalar_type() == x.scalar_type(), op, ": weight has dtype ", weight.scalar_type(),
                    " but x has dtype ", x.scalar_type(), "; they must be the same.");

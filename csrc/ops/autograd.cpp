@@ -80,20 +80,19 @@ struct Saved {
   at::Tensor x, weight;
   std::string group_name;
   std::string strategy;  // of the backward
-  bool has_bias;
+  bool has_bias, has_gathered;
 
   void keep(AutogradContext* ctx) const {
     ctx->save_for_backward({x, weight});
-    ctx->saved_data["group_name"] = group_name;
-    ctx->saved_data["strategy"] = strategy;
-    ctx->saved_data["has_bias"] = has_bias;
+    ctx->saved_data["call"] = std::make_tuple(group_name, strategy, has_bias, has_gathered);
     ctx->set_materialize_grads(false);
   }
 
   static Saved of(AutogradContext* ctx) {
     variable_list const tensors = ctx->get_saved_variables();
-    return {tensors[0], tensors[1], ctx->saved_data["group_name"].toStringRef(),
-            ctx->saved_data["strategy"].toStringRef(), ctx->saved_data["has_bias"].toBool()};
+    auto const call = ctx->saved_data["call"].to<std::tuple<std::string, std::string, bool, bool>>();
+    auto const [group_name, strategy, has_bias, has_gathered] = call;
+    return {tensors[0], tensors[1], group_name, strategy, has_bias, has_gathered};
   }
 
   bool wants(AutogradContext* ctx, size_t input) const {
@@ -133,17 +132,20 @@ struct AgGemm : torch::autograd::Function<AgGemm> {
     auto const [y, gathered] = ag_gemm_op().redispatch(below, x, weight, bias, group_name, return_gathered, strategy);
     // The gathered operand is kept only where the caller holds it anyhow; otherwise the backward gathers again.
     at::Tensor const& operand = return_gathered ? gathered : x;
-    Saved{weight.requires_grad() ? operand : at::Tensor(), x.requires_grad() ? weight : at::Tensor(), group_name,
-          backward_strategy(strategy), is_given(bias)}
+    Saved{weight.requires_grad() ? operand : at::Tensor(),
+          x.requires_grad() ? weight : at::Tensor(),
+          group_name,
+          backward_strategy(strategy),
+          is_given(bias),
+          return_gathered}
         .keep(ctx);
-    ctx->saved_data["has_gathered"] = return_gathered;
     return {y, gathered};
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list const& grads) {
     at::Tensor const &grad_y = grads[0], &grad_gathered = grads[1];
-    bool const has_gathered = ctx->saved_data["has_gathered"].toBool();
     Saved const saved = Saved::of(ctx);
+    bool const has_gathered = saved.has_gathered;
     bool const create_graph = at::GradMode::is_enabled();
     at::NoGradGuard const no_grad;
 
@@ -186,8 +188,12 @@ at::Tensor reduce_and_keep(AutogradContext* ctx, ReducingOp const& op, at::Tenso
                            std::string const& strategy, c10::DispatchKeySet below) {
   at::AutoDispatchBelowADInplaceOrView const guard;
   at::Tensor y = op.redispatch(below, x, weight, bias, group_name, strategy);
-  Saved{weight.requires_grad() ? x : at::Tensor(), x.requires_grad() ? weight : at::Tensor(), group_name,
-        backward_strategy(strategy), is_given(bias)}
+  Saved{weight.requires_grad() ? x : at::Tensor(),
+        x.requires_grad() ? weight : at::Tensor(),
+        group_name,
+        backward_strategy(strategy),
+        is_given(bias),
+        /*has_gathered=*/false}
       .keep(ctx);
   return y;
 }
@@ -252,6 +258,14 @@ struct GemmAr : torch::autograd::Function<GemmAr> {
   }
 };
 
+// Without this the tangent would be dropped, and taken for zero.
+void refuse_forward_mode(char const* op, at::Tensor const& x, at::Tensor const& weight,
+                         std::optional<at::Tensor> const& bias) {
+  auto const has_tangent = [](at::Tensor const& t) { return t.defined() && t._fw_grad(/*level=*/0).defined(); };
+  TORCH_CHECK_NOT_IMPLEMENTED(!has_tangent(x) && !has_tangent(weight) && !(bias && has_tangent(*bias)), "flux_ops.", op,
+                              " has no forward-mode derivative: use a plain collective and a plain product.");
+}
+
 template <class Function>
 at::Tensor reduce_autograd(ReducingOp const& op, c10::DispatchKeySet keys, at::Tensor const& x,
                            at::Tensor const& weight, std::optional<at::Tensor> const& bias,
@@ -270,10 +284,12 @@ std::tuple<at::Tensor, at::Tensor> ag_gemm_autograd(c10::DispatchKeySet keys, at
                                                     at::Tensor const& weight, std::optional<at::Tensor> const& bias,
                                                     std::string const& group_name, bool return_gathered,
                                                     std::string const& strategy) {
+  refuse_forward_mode("ag_gemm", x, weight, bias);
   c10::DispatchKeySet const below = keys & c10::after_ADInplaceOrView_keyset;
   if (torch::autograd::compute_requires_grad(x, weight, bias)) {
     variable_list const results = AgGemm::apply(x, weight, bias, group_name, return_gathered, strategy, below);
-    return {results[0], results[1]};
+    // (mark_non_differentiable says the same, but not to compiled autograd.)
+    return {results[0], x.requires_grad() ? results[1] : results[1].detach()};
   }
   at::AutoDispatchBelowADInplaceOrView const guard;
   return ag_gemm_op().redispatch(below, x, weight, bias, group_name, return_gathered, strategy);
@@ -282,12 +298,14 @@ std::tuple<at::Tensor, at::Tensor> ag_gemm_autograd(c10::DispatchKeySet keys, at
 at::Tensor gemm_rs_autograd(c10::DispatchKeySet keys, at::Tensor const& x, at::Tensor const& weight,
                             std::optional<at::Tensor> const& bias, std::string const& group_name,
                             std::string const& strategy) {
+  refuse_forward_mode("gemm_rs", x, weight, bias);
   return reduce_autograd<GemmRs>(gemm_rs_op(), keys, x, weight, bias, group_name, strategy);
 }
 
 at::Tensor gemm_ar_autograd(c10::DispatchKeySet keys, at::Tensor const& x, at::Tensor const& weight,
                             std::optional<at::Tensor> const& bias, std::string const& group_name,
                             std::string const& strategy) {
+  refuse_forward_mode("gemm_ar", x, weight, bias);
   return reduce_autograd<GemmAr>(gemm_ar_op(), keys, x, weight, bias, group_name, strategy);
 }
 

@@ -11,8 +11,6 @@ namespace flux::cpu {
 
 // Why the fused strategy can't run this problem, as the end of a sentence; empty if it can.
 std::string why_not_fused(Problem const& problem);
-// Why `auto` should leave a problem that it can run to the plain sequence; empty if it should not.
-std::string why_fused_is_slower(Problem const& problem);
 // The configuration that it will run, by name.
 std::string config_name(Problem const& problem);
 // The configurations that are worth measuring, by name, best guess first.
@@ -28,7 +26,6 @@ void gemm_rs(Problem const& problem, Operands const& operands, WorkspaceView con
 void gemm_ar(Problem const& problem, Operands const& operands, WorkspaceView const& workspace, CallInfo const& info);
 
 // The same for the decomposed strategy. Its configurations are those of ops/decomposed.hpp.
-std::string why_not_decomposed(Problem const& problem);
 WorkspaceNeeds decomposed_needs(Problem const& problem);
 void ag_gemm_decomposed(Problem const& problem, Operands const& operands, WorkspaceView const& workspace,
                         CallInfo const& info);
@@ -42,8 +39,7 @@ void gemm_ar_decomposed(Problem const& problem, Operands const& operands, Worksp
 #if defined(FLUX_WITH_CUDA)
 namespace flux::cuda {
 
-std::string why_not_fused(Problem const& problem);
-std::string why_fused_is_slower(Problem const& problem);
+// What can run, and what pays, is said in kernels/predict.hpp.
 std::string config_name(Problem const& problem);
 std::vector<std::string> candidates(Problem const& problem);
 std::string config_names();
@@ -77,7 +73,6 @@ void gemm_rs(Problem const& problem, LaunchPlan const& plan, Operands const& ope
 void gemm_ar(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
              CallInfo const& info);
 
-std::string why_not_decomposed(Problem const& problem);
 WorkspaceNeeds decomposed_needs(Problem const& problem);
 void ag_gemm_decomposed(Problem const& problem, Operands const& operands, Workspace& workspace, CallInfo const& info);
 void gemm_rs_decomposed(Problem const& problem, Operands const& operands, Workspace& workspace, CallInfo const& info);

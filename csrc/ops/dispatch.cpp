@@ -1,5 +1,6 @@
 #include "ops/dispatch.hpp"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
@@ -8,7 +9,7 @@
 #include <mutex>
 #include <utility>
 
-#include "kernels/fused_choose.hpp"
+#include "kernels/predict.hpp"
 #include "ops/connections.hpp"
 #include "ops/decomposed.hpp"
 
@@ -33,18 +34,15 @@ std::string backend_why_not(Problem const& problem, bool decomposed, c10::Device
     return "the group has " + std::to_string(problem.world) + " ranks; at most " + std::to_string(kMaxWorld) +
            " are supported";
   }
-  if (device == c10::DeviceType::CPU) return (decomposed ? cpu::why_not_decomposed : cpu::why_not_fused)(problem);
+  if (device == c10::DeviceType::CPU) return (decomposed ? why_not_decomposed : cpu::why_not_fused)(problem);
 #if defined(FLUX_WITH_CUDA)
-  if (device == c10::DeviceType::CUDA) return (decomposed ? cuda::why_not_decomposed : cuda::why_not_fused)(problem);
+  if (device == c10::DeviceType::CUDA) return (decomposed ? why_not_decomposed_on_cuda : why_no_kernel)(problem);
 #endif
   return kNoCudaKernels;
 }
 
 std::string backend_why_fused_is_slower(Problem const& problem, c10::DeviceType device) {
-#if defined(FLUX_WITH_CUDA)
-  if (device == c10::DeviceType::CUDA) return cuda::why_fused_is_slower(problem);
-#endif
-  return cpu::why_fused_is_slower(problem);
+  return device == c10::DeviceType::CUDA ? why_fused_does_not_pay(problem) : "";
 }
 
 // What "auto" runs where fused is slower, or can't run.
@@ -92,14 +90,22 @@ Tuned agree_on(CallSite const& site, Arguments const& args, Problem const& probl
   return agrees ? hooks().agree(site, describe(args, problem), tuned) : tuned;
 }
 
-// Why a tuned choice can't run, or empty. `why_not_connected` is known where what "auto" runs by itself could exchange
-// data.
-std::string why_not_tuned(Tuned const& tuned, Problem const& problem, c10::DeviceType device,
-                          std::string const& why_not_connected) {
+// Why a tuned choice can't run between ranks that are connected, or empty.
+std::string why_not_tuned(Tuned const& tuned, Problem const& problem, c10::DeviceType device) {
   if (tuned.choice == "sequential") return {};
   if (!is_fused(tuned.choice) && !is_decomposed(tuned.choice)) return "there is no such strategy";
-  std::string const why_not = backend_why_not(problem, is_decomposed(tuned.choice), device);
-  return why_not.empty() ? why_not_connected : why_not;
+  return backend_why_not(problem, is_decomposed(tuned.choice), device);
+}
+
+// Why the ranks can't exchange data, or empty. They ask each other once. It is asked for whatever the problem is, so
+// that all do, those too that have other GPUs or another build.
+std::string const& why_not_connected(GroupState& state, CallSite const& site, c10::Device device) {
+  DeviceState& on_device = state.on(device.type());
+  if (!on_device.connection_known) {
+    on_device.why_not_connected = hooks().why_not_connected(site, device);
+    on_device.connection_known = true;
+  }
+  return on_device.why_not_connected;
 }
 
 std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, Arguments const& args,
@@ -112,20 +118,14 @@ std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, A
   std::string const local = why_local(problem, signature.return_gathered);
   Tuned const tuned = agree_on(site, args, problem, local.empty() && args.strategy == "auto");
 
-  std::string why_not;
+  std::string why_not, not_connected;
   BesideFused beside;
   if (local.empty() && args.strategy != "sequential") {
+    not_connected = why_not_connected(state, site, device);
     why_not =
         problem.n == 0 ? "the product is empty" : backend_why_not(problem, is_decomposed(args.strategy), device.type());
-    if (args.strategy == "auto") beside = backend_beside_fused(problem, device.type());
-    DeviceState& on_device = state.on(device.type());
-    bool const exchanges = why_not.empty() || needs_workspace(beside.strategy);
-    if (exchanges && !on_device.connection_known) {
-      on_device.why_not_connected = hooks().why_not_connected(site, device);
-      on_device.connection_known = true;
-    }
-    if (why_not.empty()) why_not = on_device.why_not_connected;
-    if (!on_device.why_not_connected.empty()) beside = {};
+    if (why_not.empty()) why_not = not_connected;
+    if (args.strategy == "auto" && not_connected.empty()) beside = backend_beside_fused(problem, device.type());
   }
   std::string const slower = backend_why_fused_is_slower(problem, device.type());
   plan->choice = choose_strategy(args.strategy, local, why_not, slower, beside.strategy);
@@ -134,10 +134,9 @@ std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, A
                     : args.strategy != "auto" ? ChosenBy::kCaller
                     : plan->choice.fell_back  ? ChosenBy::kFallback
                                               : ChosenBy::kModel;
-  if (!tuned.choice.empty() && !plan->choice.fell_back) {
+  if (!tuned.choice.empty() && not_connected.empty()) {
     Problem const chosen = with_config(problem, std::string(asked_config(tuned.choice)));
-    std::string const why_not_it =
-        why_not_tuned(tuned, chosen, device.type(), state.on(device.type()).why_not_connected);
+    std::string const why_not_it = why_not_tuned(tuned, chosen, device.type());
     if (why_not_it.empty()) {
       plan->choice = {asked_strategy(tuned.choice), "tuned: " + tuned.origin};
       plan->chosen_by = ChosenBy::kTuner;
@@ -171,12 +170,7 @@ bool is_capturing(c10::Device device) {
 void ensure_workspace(Call& call, c10::Device device) {
   DeviceState& on_device = call.state->on(device.type());
   WorkspaceNeeds const& needs = call.plan->needs;
-  if (on_device.view) {
-    TORCH_CHECK_VALUE(on_device.index == device.index(), call.site.op, ": group '", call.state->name,
-                      "' has its workspace on device ", int{on_device.index}, " but x is on ", device,
-                      "; one process uses one device per group.");
-    if (on_device.view->layout.covers(needs)) return;
-  }
+  if (on_device.view && on_device.view->layout.covers(needs)) return;
   TORCH_CHECK(!is_capturing(device), call.site.op, ": the workspace of group '", call.state->name,
               "' is not there yet, or too small for this call (", needs.region_bytes, " bytes of a region and ",
               needs.exchange_bytes,
@@ -194,6 +188,7 @@ void check_fault(GroupState& state, c10::DeviceType device) {
   if (!on_device.cuda) return;
   try {
     cuda::check_fault(*on_device.cuda);
+    for (auto const& replaced : on_device.kept) cuda::check_fault(*replaced);
   } catch (c10::DistBackendError const& e) {
     state.broken = e.what_without_backtrace();
     throw;
@@ -202,9 +197,15 @@ void check_fault(GroupState& state, c10::DeviceType device) {
 }
 
 // What the call computes. Where it is refused, the ranks that may wait for this one are told.
-Problem checked_problem(GroupState const& state, CallSite const& site, Arguments const& args) {
+Problem checked_problem(GroupState& state, CallSite const& site, Arguments const& args) {
   try {
-    return check_arguments(args, state.rank, state.world);
+    Problem problem = check_arguments(args, state.rank, state.world);
+    c10::Device const device = args.x.device();
+    DeviceState const& on_device = state.on(device.type());
+    TORCH_CHECK_VALUE(!on_device.view || on_device.index == device.index() || args.strategy == "sequential", site.op,
+                      ": group '", state.name, "' has its workspace on device ", int{on_device.index}, " but x is on ",
+                      device, "; one process uses one device per group.");
+    return problem;
   } catch (c10::Error const& e) {
     if (state.world > 1) hooks().refuse(site, e.what_without_backtrace());
     throw;
@@ -276,23 +277,11 @@ void check_not_broken(GroupState const& state, char const* op) {
               state.broken);
 }
 
-void refuse_second_thread(GroupState const& state, char const* op) {
-  TORCH_CHECK(false, op, ": another thread is in a call on group '", state.name,
-              "'. All ranks make the calls of a group in one order, so one thread at a time makes them.");
-}
-
-void check_not_busy(GroupState const& state, char const* op) {
-  if (state.busy.load(std::memory_order_acquire)) refuse_second_thread(state, op);
-}
-
 Call begin_call(Arguments const& args) {
   Call call;
   call.state = group_state(op_name(args.op), args.group_name);
   GroupState& state = *call.state;
-  if (state.world > 1) {
-    if (state.busy.exchange(true, std::memory_order_acquire)) refuse_second_thread(state, op_name(args.op));
-    call.busy.reset(&state.busy);
-  }
+  call.turn = take_turn(state, op_name(args.op));
   call.site = {state.name, state.id, state.calls++, op_name(args.op)};
   check_not_broken(state, call.site.op);
   check_fault(state, args.x.device().type());
@@ -309,9 +298,14 @@ Call begin_call(Arguments const& args) {
   return call;
 }
 
-void run_overlapped(Call& call, Arguments const& args, at::Tensor const& y, at::Tensor const* gathered) {
+Results run_overlapped(Call& call, Arguments const& args) {
   c10::OptionalDeviceGuard const device_guard(args.x.device());
-  PreparedOperands const prepared = prepare_operands(args, call.problem(), y, gathered);
+  // Memory that is lacking here leaves the group as it was: the caller may try again, on all ranks.
+  Results results;
+  results.y = at::empty(result_shape(args, call.problem()), args.x.options());
+  if (args.return_gathered) results.gathered = at::empty(gathered_shape(args, call.problem()), args.x.options());
+  PreparedOperands const prepared =
+      prepare_operands(args, call.problem(), results.y, args.return_gathered ? &results.gathered : nullptr);
   DeviceState& on_device = call.state->on(args.x.device().type());
   CallInfo const info{++on_device.epoch,
                       digest_of(call.problem(), call.strategy(), args.has_bias(), call.site.call_idx),
@@ -327,13 +321,14 @@ void run_overlapped(Call& call, Arguments const& args, at::Tensor const& y, at::
         auto* const run = of_op(args.op, cuda::ag_gemm, cuda::gemm_rs, cuda::gemm_ar);
         run(call.problem(), *call.plan->launch, prepared.operands, *on_device.cuda, info);
       }
-      return;
+      return results;
     }
 #endif
     auto* const run = decomposed
                           ? of_op(args.op, cpu::ag_gemm_decomposed, cpu::gemm_rs_decomposed, cpu::gemm_ar_decomposed)
                           : of_op(args.op, cpu::ag_gemm, cpu::gemm_rs, cpu::gemm_ar);
     run(call.problem(), prepared.operands, *on_device.view, info);
+    return results;
   } catch (c10::DistBackendError const& e) {
     call.state->broken = e.what_without_backtrace();
     std::string const more = hooks().explain_timeout(call.site);
@@ -342,6 +337,13 @@ void run_overlapped(Call& call, Arguments const& args, at::Tensor const& y, at::
     call.state->broken = e.what();
     throw;
   }
+}
+
+at::Tensor run_reduction(Arguments const& args) {
+  Call call = begin_call(args);
+  if (call.strategy() == Strategy::kLocal) return run_local(call, args);
+  if (call.strategy() == Strategy::kSequential) return run_sequential_reduction(call, args);
+  return run_overlapped(call, args).y;
 }
 
 at::Tensor run_local(Call const& call, Arguments const& args) {

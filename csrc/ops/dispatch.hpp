@@ -15,12 +15,8 @@ namespace flux {
 // A call whose arguments are right, that all ranks make alike, and whose strategy is chosen. Where the strategy needs
 // a workspace it is large enough.
 struct Call {
-  struct Leave {
-    void operator()(std::atomic<bool>* busy) const { busy->store(false, std::memory_order_release); }
-  };
-
   std::shared_ptr<GroupState> state;
-  std::unique_ptr<std::atomic<bool>, Leave> busy;  // the state's, while this call is under way
+  Turn turn;
   CallSite site;
   std::shared_ptr<Plan const> plan;
 
@@ -29,20 +25,26 @@ struct Call {
 };
 Call begin_call(Arguments const& args);
 
-// Runs the strategy, one that needs a workspace, on the device of x. A peer that does not arrive breaks the group.
-void run_overlapped(Call& call, Arguments const& args, at::Tensor const& y, at::Tensor const* gathered);
+struct Results {
+  at::Tensor y;
+  at::Tensor gathered;  // x, where the arguments ask for it
+};
 
-// Run the sequential strategy; `gathered` becomes the gathered x.
-at::Tensor run_sequential_ag_gemm(Call const& call, Arguments const& args, at::Tensor& gathered);
-at::Tensor run_sequential_gemm_rs(Call const& call, Arguments const& args);
-at::Tensor run_sequential_gemm_ar(Call const& call, Arguments const& args);
+// Runs the strategy, one that needs a workspace, on the device of x. A peer that does not arrive breaks the group.
+Results run_overlapped(Call& call, Arguments const& args);
+
+// Run the sequential strategy. It gathers x whether asked to or not.
+Results run_sequential_ag_gemm(Call const& call, Arguments const& args);
+at::Tensor run_sequential_reduction(Call const& call, Arguments const& args);
 
 // The product of one rank, or a product without terms: no communication.
 at::Tensor run_local(Call const& call, Arguments const& args);
 
 // Throws what tells why the group is broken, if it is.
 void check_not_broken(GroupState const& state, char const* op);
-void check_not_busy(GroupState const& state, char const* op);
+
+// gemm_rs or gemm_ar, from the arguments to the result.
+at::Tensor run_reduction(Arguments const& args);
 
 // What the last call on any group ran; null before the first.
 std::shared_ptr<Plan const> last_dispatch();

@@ -40,7 +40,30 @@ bool is_alive(GroupState const& state) {
   }
 }
 
+// Dropping waits for the device, which ends a capture.
+bool may_drop(std::vector<std::shared_ptr<GroupState>> const& states) {
+#if defined(FLUX_WITH_CUDA)
+  for (auto const& state : states) {
+    if (state->on(c10::DeviceType::CUDA).cuda) return !cuda::is_capturing();
+  }
+#endif
+  return true;
+}
+
+void drop(std::shared_ptr<GroupState> state) {
+  uint64_t const id = state->id;
+  state.reset();  // what works on the memory goes before the memory
+  hooks().dropped(id);
+}
+
 }  // namespace
+
+Turn take_turn(GroupState& state, char const* op) {
+  if (state.world == 1) return nullptr;
+  TORCH_CHECK(!state.busy.exchange(true, std::memory_order_acquire), op, ": another thread is in a call on group '",
+              state.name, "'. All ranks make the calls of a group in one order, so one thread at a time makes them.");
+  return Turn(&state);
+}
 
 bool Signature::operator==(Signature const& o) const {
   Problem const &a = problem, &b = o.problem;
@@ -74,7 +97,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> resolve_group(char const* op, std::string
 
 std::shared_ptr<GroupState> group_state(char const* op, std::string const& group_name) {
   auto const group = resolve_group(op, group_name);
-  std::vector<uint64_t> dropped;
+  std::vector<std::shared_ptr<GroupState>> dropped;
   std::shared_ptr<GroupState> state;
   {
     std::lock_guard<std::mutex> const lock(registry_mutex);
@@ -86,19 +109,21 @@ std::shared_ptr<GroupState> group_state(char const* op, std::string const& group
       return found->second;
     }
 
+    static auto* gone = new std::vector<std::shared_ptr<GroupState>>;  // not dropped yet
     for (auto it = registry().begin(); it != registry().end();) {
       if (is_alive(*it->second)) {
         ++it;
       } else {
-        dropped.push_back(it->second->id);
+        gone->push_back(std::move(it->second));
         it = registry().erase(it);
       }
     }
+    if (may_drop(*gone)) dropped.swap(*gone);
     static uint64_t next_id = 1;
     state = std::make_shared<GroupState>(group_name, next_id++, group, fork_generation());
     registry()[group_name] = state;
   }
-  for (uint64_t const id : dropped) hooks().dropped(id);
+  for (std::shared_ptr<GroupState>& one : dropped) drop(std::move(one));
   return state;
 }
 
@@ -109,12 +134,10 @@ bool drop_group(std::string const& group_name) {
     auto const found = registry().find(group_name);
     if (found == registry().end()) return false;
     state = found->second;
-    check_not_busy(*state, "destroy");
+    take_turn(*state, "destroy").release();  // for good: a thread that has found the state before can't begin a call
     registry().erase(found);
   }
-  uint64_t const id = state->id;
-  state.reset();  // what works on the memory goes before the memory
-  hooks().dropped(id);
+  drop(std::move(state));
   return true;
 }
 

@@ -61,8 +61,8 @@ struct DeviceState {
 #endif
 };
 
-// Of a group of several ranks one thread at a time makes calls (Call::busy). Any number may on a group of one rank,
-// whose calls use no more than `calls` and the plans.
+// Of a group of several ranks one thread at a time makes calls (Turn). Any number may on a group of one rank, whose
+// calls use no more than `calls` and the plans.
 struct GroupState {
   GroupState(std::string group_name, uint64_t state_id, c10::intrusive_ptr<c10d::ProcessGroup> const& process_group,
              int fork_generation)
@@ -104,6 +104,13 @@ struct GroupState {
   std::mutex plans_mutex_;
   std::unordered_map<Signature, std::shared_ptr<Plan const>, SignatureHash> plans_;
 };
+
+// A thread's turn on a group: until it ends, all other threads are refused. None is needed on a group of one rank.
+struct EndTurn {
+  void operator()(GroupState* state) const { state->busy.store(false, std::memory_order_release); }
+};
+using Turn = std::unique_ptr<GroupState, EndTurn>;
+Turn take_turn(GroupState& state, char const* op);
 
 // The process group of this name; a ValueError if there is none.
 c10::intrusive_ptr<c10d::ProcessGroup> resolve_group(char const* op, std::string const& group_name);

@@ -65,6 +65,24 @@ Problem make_problem(std::string const& op, int world, int64_t m, int64_t n, int
   return {make_op(op), 0, world, rows_of(make_op(op), world, m), n, k, make_dtype(dtype), transposed};
 }
 
+class Step {
+ public:
+  Step(std::string const& group_name, std::string what) : what_(std::move(what)) {
+    state_ = group_state(what_.c_str(), group_name);
+  }
+  py::tuple enter() {
+    turn_ = take_turn(*state_, what_.c_str());
+    check_not_broken(*state_, what_.c_str());
+    return py::make_tuple(state_->name, state_->id, state_->calls++, what_);
+  }
+  void leave() { turn_.reset(); }
+
+ private:
+  std::string what_;
+  std::shared_ptr<GroupState> state_;
+  Turn turn_;
+};
+
 py::object last_dispatch_dict() {
   auto const plan = last_dispatch();
   if (!plan) return py::none();
@@ -98,13 +116,11 @@ void add_module_functions(py::module_& m) {
   m.def("set_spare_sms", &cuda::set_spare_sms, "How many SMs of each GPU the kernels leave to others.");
 #endif
 
-  // (state id, call index) of a collective step outside an op: it counts as a call.
-  m.def("begin_step", [](std::string const& group_name, std::string const& what) {
-    auto const state = group_state(what.c_str(), group_name);
-    check_not_busy(*state, what.c_str());
-    check_not_broken(*state, what.c_str());
-    return py::make_tuple(state->name, state->id, state->calls++, what);
-  });
+  py::class_<Step>(m, "Step", "A collective step outside an op: it counts as a call. `with` it as its call site.")
+      .def(py::init<std::string const&, std::string>())
+      .def("__enter__", &Step::enter)
+      .def("__exit__", [](Step& step, py::args const&) { step.leave(); });
+
   m.def("mark_broken", [](std::string const& group_name, std::string const& why) {
     group_state("mark_broken", group_name)->broken = why;
   });
@@ -134,6 +150,12 @@ void add_module_functions(py::module_& m) {
     WorkspaceNeeds const needs = workspace_needs(problem, Strategy::kFused, make_device(device_type, 0).type());
     return NeedsTuple{needs.region_bytes, needs.exchange_bytes};
   });
+  // Whether any strategy but the plain sequence takes such products, of few rows at least.
+  m.def("may_overlap", [](std::string const& op, std::string const& device_type, int world, int64_t n, int64_t k,
+                          std::string const& dtype) {
+    Problem const problem = make_problem(op, world, /*m=*/world, n, k, dtype, /*transposed=*/false);
+    return candidates(problem, make_device(device_type, 0).type()).size() > 1;
+  });
   m.def(
       "decomposed_candidates", [](std::string const& op) { return decomposed_candidates(make_op(op)); },
       "Configurations of the decomposed strategy that are worth a measurement: \"decomposed:\" + name runs one.");
@@ -150,7 +172,7 @@ void add_module_functions(py::module_& m) {
   });
 #endif
 
-  // For the tuner; the problem is given as to workspace_needs. It asks the current device what it can run.
+  // For the tuner; the problem is given as to workspace_needs.
   m.def("candidates", [](std::string const& op, std::string const& device_type, int world, int64_t m, int64_t n,
                          int64_t k, std::string const& dtype, bool transposed) {
     return candidates(make_problem(op, world, m, n, k, dtype, transposed), make_device(device_type, 0).type());
@@ -194,20 +216,13 @@ void add_module_functions(py::module_& m) {
       "last_trace",
       [] {
         py::list parts;
-        for (cpu::ChunkTrace const& c : cpu::last_trace()) parts.append(py::make_tuple(c.chunk, c.piece, c.waited_us));
-        return parts;
-      },
-      "CPU: (chunk, piece, longest wait of its tiles in microseconds) of the last fused call, in order of completion.");
-  m.def(
-      "last_trace_times",
-      [] {
-        py::list parts;
         for (cpu::ChunkTrace const& c : cpu::last_trace()) {
           parts.append(py::make_tuple(c.chunk, c.piece, c.arrived_us, c.done_us));
         }
         return parts;
       },
-      "CPU: (chunk, piece, microseconds until its data had arrived, until it was computed) of the last fused call.");
+      "CPU: (chunk, piece, microseconds until its data had arrived, until it was computed) of the last fused call, in "
+      "the order in which they were.");
   // For tests of the pure choice: (strategy, reason, refused, fell_back).
   m.def("choose_strategy", [](std::string const& asked, std::string const& why_local, std::string const& why_not,
                               std::string const& why_slower, bool or_decomposed) {

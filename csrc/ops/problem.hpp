@@ -102,9 +102,7 @@ struct WorkspaceView {
     return region(r, parity) + peer_slot(r, world, source) * slot_bytes();
   }
   std::byte* send_region(int parity) const { return region(rank, 1 - parity); }
-  std::byte* to_send(int owner, int parity) const {
-    return send_region(parity) + peer_slot(rank, world, owner) * slot_bytes();
-  }
+  std::byte* to_send(int owner, int parity) const { return slot(rank, owner, 1 - parity); }
 };
 
 }  // namespace flux

@@ -95,27 +95,18 @@ at::Tensor all_reduce(at::Tensor partial, c10d::ProcessGroup& group) {
 
 }  // namespace
 
-at::Tensor run_sequential_ag_gemm(Call const& call, Arguments const& args, at::Tensor& gathered) {
+Results run_sequential_ag_gemm(Call const& call, Arguments const& args) {
   auto const group = resolve_group(call.site.op, args.group_name);
-  gathered = at::empty(gathered_shape(args, call.problem()), args.x.options());
+  at::Tensor gathered = at::empty(gathered_shape(args, call.problem()), args.x.options());
   at::Tensor shard = args.x.contiguous();
-  if (gathered.numel() > 0) all_gather(*group, gathered, shard);
-  return at::linear(gathered, args.weight, args.bias).contiguous();
+  all_gather(*group, gathered, shard);
+  return {at::linear(gathered, args.weight, args.bias).contiguous(), gathered};
 }
 
-at::Tensor run_sequential_gemm_rs(Call const& call, Arguments const& args) {
+at::Tensor run_sequential_reduction(Call const& call, Arguments const& args) {
   auto const group = resolve_group(call.site.op, args.group_name);
   at::Tensor const partial = at::linear(args.x, args.weight);
-  if (partial.numel() == 0) return at::empty(result_shape(args, call.problem()), args.x.options());
-  at::Tensor const y = reduce_scatter(partial, *group);
-  return args.has_bias() ? y + *args.bias : y;
-}
-
-at::Tensor run_sequential_gemm_ar(Call const& call, Arguments const& args) {
-  auto const group = resolve_group(call.site.op, args.group_name);
-  at::Tensor const partial = at::linear(args.x, args.weight);
-  if (partial.numel() == 0) return at::empty(result_shape(args, call.problem()), args.x.options());
-  at::Tensor const y = all_reduce(partial, *group);
+  at::Tensor const y = args.op == Op::kGemmRs ? reduce_scatter(partial, *group) : all_reduce(partial, *group);
   return args.has_bias() ? y + *args.bias : y;
 }
 

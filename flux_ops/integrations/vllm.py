@@ -25,6 +25,8 @@ import os
 
 import torch
 
+from flux_ops import config
+
 
 def row_parallel_forward(layer, x, group_name: str, strategy: str = "auto"):
     """vLLM's RowParallelLinear.forward, Y = all_reduce(X · Wᵀ) + b, as one operator. Returns what vLLM's returns.
@@ -142,5 +144,5 @@ def register(strategy: str = "auto") -> type:
 
 def plugin() -> None:
     """vLLM calls this in each of its processes (entry point of vllm.general_plugins); FLUX_VLLM=1 turns it on."""
-    if os.environ.get("FLUX_VLLM") == "1":
+    if config.read_flag(os.environ, "FLUX_VLLM", default=False):
         register()

@@ -6,7 +6,7 @@ RowParallelLinear      Y = Σ X · Wᵀ + b, W cut along its inputs; with sequen
 
 from flux_ops.nn.functional import column_parallel
 from flux_ops.nn.layers import ColumnParallelLinear, RowParallelLinear
-from flux_ops.nn.model import allreduce_sequence_parallel_grads, prepare
+from flux_ops.nn.model import allreduce_sequence_parallel_grads, prepare, sharded_state_dict
 
 __all__ = [
     "ColumnParallelLinear",
@@ -14,4 +14,5 @@ __all__ = [
     "allreduce_sequence_parallel_grads",
     "column_parallel",
     "prepare",
+    "sharded_state_dict",
 ]

@@ -79,16 +79,19 @@ class ParallelLinear(nn.Module):
         fill_bias = (lambda whole: whole.zero_()) if self.init_method else (lambda whole: whole.uniform_(-bound, bound))
         with sharding.seeded(sharding.common_seed(generator, self.group), self.weight.device):
             shape = [self.out_features, self.in_features]
-            sharding.fill_sharded(self.weight, self.sharding, self.rank, shape, fill_weight)
-            if self.bias is not None and self._is_cut("bias"):
-                sharding.fill_sharded(self.bias, self.sharding, self.rank, [self.out_features], fill_bias)
-            elif self.bias is not None:
-                with torch.no_grad():
-                    fill_bias(self.bias)
+            sharding.draw(self.weight, self.sharding, self.rank, shape, fill_weight)
+            if self.bias is not None:
+                cut = (self.sharding, self.rank) if self.is_cut("bias") else (Sharding(0, shape[:1], world=1), 0)
+                sharding.draw(self.bias, *cut, shape[:1], fill_bias)
 
-    def _is_cut(self, key: str) -> bool:
+    def is_cut(self, key: str) -> bool:
         """Whether each rank has a piece of this parameter; the bias beside a weight cut along its inputs is whole."""
         return key == "weight" or self.sharding.dim == 0
+
+    def own_parameters(self) -> dict[str, nn.Parameter]:
+        """Those of the layer itself, without what others have added to it (LoRA)."""
+        own = {key: self._parameters.get(key) for key in ("weight", "bias")}
+        return {key: parameter for key, parameter in own.items() if parameter is not None}
 
     # ---- whole parameters
 
@@ -104,7 +107,7 @@ class ParallelLinear(nn.Module):
         states = [state] if isinstance(state, dict) else list(state)
         if len(states) not in (1, len(self.sharding.parts)):
             raise ValueError(f"{name}: state has {len(states)} state dicts; it must be one, or one for each part.")
-        own = dict(self.named_parameters())
+        own = self.own_parameters()
         for keys in (one.keys() for one in states):
             if keys != own.keys():
                 raise ValueError(f"{name}: the state dict has {sorted(keys)}; the layer's has {sorted(own)}.")
@@ -116,16 +119,16 @@ class ParallelLinear(nn.Module):
                     f"{name}: {key} of the state dict has shape {list(whole.shape)}; the whole layer's has shape "
                     f"{list(shapes[key])}."
                 )
-        with torch.no_grad():
-            for key, parameter in own.items():
-                whole = wholes[key]
-                parameter.copy_(self.sharding.shard(whole, self.rank) if self._is_cut(key) else whole)
+        for key, parameter in own.items():
+            whole = wholes[key]
+            sharding.write(parameter, self.sharding.shard(whole, self.rank) if self.is_cut(key) else whole)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """The state dict of the whole nn.Linear, on every rank. Collective."""
+        pieces = {key: sharding.read(parameter) for key, parameter in self.own_parameters().items()}
         return {
-            key: self.sharding.gather(parameter, self.group) if self._is_cut(key) else parameter.detach().clone()
-            for key, parameter in self.named_parameters()
+            key: self.sharding.gather(piece, self.group) if self.is_cut(key) else piece.clone()
+            for key, piece in pieces.items()
         }
 
     @classmethod
@@ -165,7 +168,7 @@ class ParallelLinear(nn.Module):
         )
         layer.to_empty(device=first.weight.device)
         layer.load_full_state_dict([one.state_dict() for one in linears])
-        for key, parameter in layer.named_parameters():
+        for key, parameter in layer.own_parameters().items():
             parameter.requires_grad_(any(getattr(one, key).requires_grad for one in linears))
         return layer.train(first.training)
 
@@ -175,9 +178,9 @@ class ParallelLinear(nn.Module):
         """Megatron's attributes."""
         cut_dim, parts = self.sharding.dim, self.sharding.parts
         stride = len(parts) if len(set(parts)) == 1 else 1
-        for key, parameter in self.named_parameters():
+        for key, parameter in self.own_parameters().items():
             parameter.allreduce = True
-            if self._is_cut(key):
+            if self.is_cut(key):
                 parameter.tensor_model_parallel = True
                 parameter.partition_dim, parameter.partition_stride = cut_dim, stride
             else:  # each rank has the gradient of its own tokens
@@ -187,6 +190,10 @@ class ParallelLinear(nn.Module):
         super()._apply(fn, recurse)
         self._mark_parameters()  # a parameter may have been replaced
         return self
+
+    def _load_from_state_dict(self, *args, **kwargs):
+        super()._load_from_state_dict(*args, **kwargs)
+        self._mark_parameters()
 
     def __setstate__(self, state):
         super().__setstate__(state)
@@ -209,12 +216,6 @@ class ParallelLinear(nn.Module):
     def products(self, training: bool = True) -> Iterator[tuple[str, int, int]]:
         """(op, N, K) of the overlapped products that the forward, and with `training` the backward, make."""
         raise NotImplementedError
-
-    def prepare(self, max_tokens: int, training: bool = True) -> None:
-        """flux_ops.nn.prepare for this layer alone."""
-        from flux_ops.nn.model import prepare  # it knows this class
-
-        prepare(self, max_tokens, training=training)
 
     def extra_repr(self) -> str:
         parts = list(self.sharding.parts) if len(self.sharding.parts) > 1 else self.out_features

@@ -38,7 +38,8 @@ class MainGrad:
             raise ValueError(
                 f"main_grad: the weight of shape {list(weight.shape)} has no main_grad, to which "
                 f"gradient_accumulation_fusion adds its gradient. Set weight.main_grad to a tensor of {words} "
-                "and of the weight's shape, or freeze the weight."
+                "and of the weight's shape, or freeze the weight. (Not with fully_shard: it puts other parameters in "
+                "the place of those that have one.)"
             )
         if main_grad.dtype not in allowed:
             raise TypeError(

@@ -50,19 +50,56 @@ def common_seed(generator: torch.Generator | None, group: dist.ProcessGroup) -> 
 
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device):
-    """The default generators begin at `seed`, and are afterwards what they were."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    """The default generators of CPU and device begin at `seed`, and are afterwards what they were."""
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index])
+    states = [generator.get_state() for generator in generators]
+    try:
+        for generator in generators:
+            generator.manual_seed(seed)
         yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
+# ---- A parameter is the rank's piece, or a DTensor of it where FSDP2 has cut that over the data-parallel ranks.
+
+
+def is_cut_again(parameter: torch.Tensor) -> bool:
+    return hasattr(parameter, "full_tensor")
+
+
+def read(parameter: torch.Tensor) -> torch.Tensor:
+    """The rank's piece. Collective over the data-parallel ranks where they have cut it."""
+    return parameter.full_tensor().detach() if is_cut_again(parameter) else parameter.detach()
 
 
 @torch.no_grad()
-def fill_sharded(
-    shard: torch.Tensor, sharding: Sharding, rank: int, shape: Sequence[int], init: Callable[[torch.Tensor], object]
+def write(parameter: torch.Tensor, piece: torch.Tensor) -> None:
+    """Sets the rank's piece. Collective likewise: the first data-parallel rank's piece is everyone's."""
+    if is_cut_again(parameter):
+        from torch.distributed.tensor import distribute_tensor  # its import takes long
+
+        piece = piece.to(parameter.device, parameter.dtype)
+        piece = distribute_tensor(piece, parameter.device_mesh, parameter.placements)
+    parameter.copy_(piece)
+
+
+@torch.no_grad()
+def draw(
+    parameter: torch.Tensor, sharding: Sharding, rank: int, shape: Sequence[int], init: Callable[[torch.Tensor], object]
 ) -> None:
     """Draws the whole parameter of `shape`, part by part, and keeps this rank's piece: the same model for every TP."""
-    pieces = shard.split(sharding.local_parts, sharding.dim)
-    for part, piece in zip(sharding.parts, pieces, strict=True):
-        whole = shard.new_empty([part if dim == sharding.dim else size for dim, size in enumerate(shape)])
+
+    def empty(size):
+        return torch.empty(size, dtype=parameter.dtype, device=parameter.device)
+
+    piece = empty(parameter.shape) if is_cut_again(parameter) else parameter
+    for part, of_part in zip(sharding.parts, piece.split(sharding.local_parts, sharding.dim), strict=True):
+        whole = empty([part if dim == sharding.dim else size for dim, size in enumerate(shape)])
         init(whole)
-        piece.copy_(whole.chunk(sharding.world, sharding.dim)[rank])
+        of_part.copy_(whole.chunk(sharding.world, sharding.dim)[rank])
+    if piece is not parameter:
+        write(parameter, piece)

@@ -98,6 +98,7 @@ class Tuner:
         device = torch.device(device)
         if device.type == "cuda":
             device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        flux_ops.ops._group_name("tune", group)
         group = dist.group.WORLD if group is None else group
         if group.size() == 1:
             raise ValueError("tune: the group has one rank, so there is nothing to overlap.")

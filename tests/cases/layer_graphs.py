@@ -282,9 +282,9 @@ def backward_too_soon(ctx, layer_class, **options):
         y.backward(torch.ones_like(y))
         return [y.detach(), x.grad, layer.weight.grad, layer.bias.grad]
 
-    layer.prepare(rows * ctx.world, training=False)
+    flux_ops.nn.prepare(layer, rows * ctx.world, training=False)
     message = refused_capture(ctx, step)
-    layer.prepare(rows * ctx.world)
+    flux_ops.nn.prepare(layer, rows * ctx.world)
     wants = warmed(step)
     graph, gots = capture(step)
     for got in gots:

@@ -20,6 +20,7 @@ LACKS = {
     "other process-id namespaces": ("cpu", lambda ctx, p: {"pid_namespace": f"pid:[{ctx.rank}]"}, ["namespace"]),
     "no P2P": ("cuda", lambda ctx, p: {"peer_access": dict.fromkeys(p.peer_access, False)}, ["peer-to-peer"]),
     "peers not visible": ("cuda", lambda ctx, p: {"peer_access": {}}, ["does not see"]),
+    "an older GPU": ("cuda", lambda ctx, p: {"capability": "8.0"} if ctx.rank == 0 else {}, ["of rank 0", "has 8.0"]),
     "blocking launches": ("cuda", lambda ctx, p: {"launches_block": True}, ["CUDA_LAUNCH_BLOCKING"]),
     "no kernels on one rank": (
         "cuda",

@@ -106,6 +106,11 @@ def not_asked_for(ctx):
         patch.delenv("FLUX_VLLM", raising=False)
         vllm.register.cache_clear()
         vllm.plugin()
+        patch.setenv("FLUX_VLLM", "0")
+        vllm.plugin()
+        patch.setenv("FLUX_VLLM", "yes")
+        with pytest.raises(ValueError, match="FLUX_VLLM is 'yes'; it must be 0 or 1"):
+            vllm.plugin()
 
 
 class VllmCases:

@@ -21,7 +21,7 @@ def trace_of(ctx, op, strategy):
     finally:
         core.set_cpu_threads(config.settings.cpu_threads)
     assert problem is None, problem
-    return [chunk if op == "ag_gemm" else (chunk, piece) for chunk, piece, _ in core.last_trace()]
+    return [chunk if op == "ag_gemm" else (chunk, piece) for chunk, piece, *_ in core.last_trace()]
 
 
 def by_chunk(op, rank, world):

@@ -2,10 +2,11 @@ import threading
 import time
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import flux_ops
-from tests.cases.base import OPS, Case, call, check, make
+from tests.cases.base import FP64, OPS, Case, call, check, make
 from tests.cases.errors import ErrorCases
 
 
@@ -33,8 +34,48 @@ def second_thread(ctx, op):
     assert check(ctx, case) is None
 
 
-def prepare():
-    flux_ops.prepare(max_m=1024, n=256, k=256, device="cpu")
+def call_beside_prepare(ctx, op):
+    """The same the other way round: the thread is in flux_ops.prepare, where it waits for the peer."""
+    case = Case(op, 1024, 256, 256, seed=3)
+    group = dist.new_group(list(range(ctx.world)))
+    if ctx.rank == 0:
+        hooks, agreeing = flux_ops.ops._hooks, threading.Event()
+        plain = hooks.agree
+        hooks.agree = lambda *args: agreeing.set() or plain(*args)
+        first = threading.Thread(target=prepare, args=(group,))
+        first.start()
+        assert agreeing.wait(20)
+        with pytest.raises(RuntimeError, match=f"{op}: another thread is in a call on group"):
+            call(make(ctx, case, group), group=group)
+        dist.barrier()
+        first.join()
+        hooks.agree = plain
+    else:
+        dist.barrier()
+        prepare(group)
+    assert check(ctx, case, group=group) is None
+
+
+def slow_products(ctx):
+    """The timeout is of a wait: a rank whose own products take longer than that still waits for its peer."""
+    operands = make(ctx, Case("ag_gemm", 2048, 2048, 2048, FP64, seed=4))
+    call(operands, strategy="fused")
+    started = time.monotonic()
+    call(operands, strategy="fused")
+    took = torch.tensor(time.monotonic() - started)
+    dist.all_reduce(took, dist.ReduceOp.MIN)
+    seconds = 0.3 * took.item()  # the own products are half of it, and come before the wait
+    flux_ops.set_timeout(seconds)
+    try:
+        if ctx.rank == 1:
+            time.sleep(0.4 * seconds)
+        call(operands, strategy="fused")
+    finally:
+        flux_ops.set_timeout(30)
+
+
+def prepare(group=None):
+    flux_ops.prepare(max_m=1024, n=256, k=256, group=group, device="cpu")
 
 
 class TestErrors(ErrorCases):
@@ -46,3 +87,13 @@ class TestThreads:
     @pytest.mark.parametrize("op", OPS)
     def test_a_second_thread_is_refused(self, ranks, op):
         ranks.run(second_thread, op)
+
+    @pytest.mark.worlds(2)
+    @pytest.mark.parametrize("op", OPS)
+    def test_a_call_beside_prepare_is_refused(self, ranks, op):
+        ranks.run(call_beside_prepare, op)
+
+
+class TestSlowProducts:
+    def test_own_products_are_not_waits(self, spawn):
+        spawn(2, {"FLUX_CPU_THREADS": "1"}).run(slow_products)

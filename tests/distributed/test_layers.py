@@ -1,4 +1,5 @@
 from tests.cases.blocks import BlockCases
+from tests.cases.layer_checkpoints import LayerCheckpointCases
 from tests.cases.layer_limits import LayerLimitCases
 from tests.cases.layer_memory import LayerMemoryCases
 from tests.cases.layer_state import LayerStateCases
@@ -22,4 +23,8 @@ class TestLayerLimits(LayerLimitCases):
 
 
 class TestLayerMemory(LayerMemoryCases):
+    pass
+
+
+class TestLayerCheckpoints(LayerCheckpointCases):
     pass

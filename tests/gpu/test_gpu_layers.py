@@ -1,4 +1,5 @@
 from tests.cases.blocks import BlockCases
+from tests.cases.layer_checkpoints import LayerCheckpointCases
 from tests.cases.layer_graphs import LayerGraphCases
 from tests.cases.layer_limits import LayerLimitCases
 from tests.cases.layer_memory import LayerMemoryCases
@@ -27,4 +28,8 @@ class TestGpuLayerGraphs(LayerGraphCases):
 
 
 class TestGpuLayerMemory(LayerMemoryCases):
+    pass
+
+
+class TestGpuLayerCheckpoints(LayerCheckpointCases):
     pass

@@ -6,9 +6,9 @@ namespace flux::test {
 namespace {
 
 void few_rows_are_not_fused() {
-  CHECK(!why_fused_is_slower(problem_of(Op::kAgGemm, 2, 128, 14336, 8192)).empty(), "128 rows a rank");
-  CHECK(!why_fused_is_slower(problem_of(Op::kGemmRs, 2, 256, 4096, 7168)).empty(), "128 tiles");
-  CHECK(why_fused_is_slower(problem_of(Op::kGemmRs, 2, 4096, 4096, 5504)).empty(), "llama-7b");
+  CHECK(!why_too_few_tiles(problem_of(Op::kAgGemm, 2, 128, 14336, 8192)).empty(), "128 rows a rank");
+  CHECK(!why_too_few_tiles(problem_of(Op::kGemmRs, 2, 256, 4096, 7168)).empty(), "128 tiles");
+  CHECK(why_too_few_tiles(problem_of(Op::kGemmRs, 2, 4096, 4096, 5504)).empty(), "llama-7b");
 }
 
 void half_empty_tiles_are_not_fused() {

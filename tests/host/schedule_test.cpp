@@ -257,7 +257,6 @@ std::vector<Test> order_tests() {
 }  // namespace flux::test
 
 int main(int argc, char** argv) {
-  bool const list = argc == 2 && std::strcmp(argv[1], "--list") == 0;
   auto tests = flux::test::order_tests();
   for (auto const& test : flux::test::pieces_tests()) tests.push_back(test);
   for (auto const& test : flux::test::workspace_tests()) tests.push_back(test);
@@ -265,9 +264,8 @@ int main(int argc, char** argv) {
   for (auto const& test : flux::test::ar_order_tests()) tests.push_back(test);
   for (auto const& test : flux::test::exchange_tests()) tests.push_back(test);
   for (auto const& test : tests) {
-    if (list) std::printf("%s\n", test.name);
-    if (argc == 2 && std::strcmp(argv[1], test.name) == 0) return test.run(), 0;
+    if (argc < 2) std::printf("%s\n", test.name);
+    if (argc > 1 && std::strcmp(argv[1], test.name) == 0) return test.run(), 0;
   }
-  if (!list) std::printf("no such test\n");
-  return list ? 0 : 2;
+  return argc < 2 ? 0 : 2;
 }

@@ -8,49 +8,14 @@ import pytest
 from tests.host import programs
 from tests.host.conftest import CSRC
 
-TESTS = [
-    "names_are_read_back",
-    "other_names_are_refused",
-    "ranks_choose_alike",
-    "pieces_have_signals",
-    "no_candidate_pads_more_than_the_bound",
-    "the_bound_costs_a_column_of_tiles_at_most",
-    "interleaved_chunks_of_one_stripe_have_pieces_along_n",
-    "candidates_are_few_and_begin_with_the_model",
-    "tall_tiles_are_not_half_empty",
-    "sections_stay_within_the_bound",
-    "sections_leave_full_tiles_and_pieces",
-    "what_gemm_ar_can_not_cut_is_refused",
-    "pieces_of_gemm_ar_are_varied_for_every_kernel",
-    "fused_candidates_run_and_are_read_back",
-    "few_rows_have_kernels_of_their_own",
-    "few_rows_of_a_rank_have_them_too",
-    "more_rows_of_gemm_ar_have_them_too",
-    "slots_stay_within_the_bound",
-    "a_choice_suits_rows_that_fill_its_tiles",
-    "predictions_are_those_of_the_model",
-    "predictions_of_what_is_not_fused",
-    "predictions_of_few_rows_tell_the_forms_apart",
-    "a_gemm_ar_that_is_not_fused_is_decomposed",
-    "slots_hold_what_is_reduced",
-    "few_rows_are_not_fused",
-    "half_empty_tiles_are_not_fused",
-    "short_products_are_not_fused",
-    "some_rows_are_gathered_first",
-    "most_is_decomposed_beside_fused",
-    "tiles_at_once_are_fused",
-    "tiles_of_gemm_ar_keep_most_sms_busy",
-    "narrow_weights_have_small_tiles",
-    "very_few_rows_may_share_tiles",
-    "more_rows_of_gemm_rs_have_them_too",
-]
+SOURCES = ["choose_test.cpp", "predict_test.cpp", "beside_fused_test.cpp", "few_rows_test.cpp"]
+TESTS = programs.tests_in(SOURCES)
 
 
 @pytest.fixture(scope="module")
 def choose_test(build_program):
     flags = ["-O1", "-fsanitize=undefined,signed-integer-overflow", "-fno-sanitize-recover=all"]
-    sources = ["choose_test.cpp", "predict_test.cpp", "beside_fused_test.cpp", "few_rows_test.cpp"]
-    return build_program("choose_test", sources, flags)
+    return build_program("choose_test", SOURCES, flags)
 
 
 @pytest.mark.parametrize("name", TESTS)

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 import flux_ops
+from flux_ops.tuner.search import Tuner
 
 OPS = (flux_ops.ag_gemm, flux_ops.gemm_rs, flux_ops.gemm_ar)
 ops = pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
@@ -69,6 +70,14 @@ def test_groups(op):
     refused(op, ValueError, "destroyed", args=(x, w), group=gone)
     with pytest.raises(ValueError, match="no process group 'nowhere'"):
         getattr(torch.ops.flux, op.__name__)(x, w, None, "nowhere", *[False] * (op is flux_ops.ag_gemm), "auto")
+
+
+def test_groups_of_destroy_and_tune():
+    for name, call in (("destroy", flux_ops.destroy), ("tune", Tuner)):
+        with pytest.raises(ValueError, match=f"{name}: this rank is not a member of group"):
+            call(dist.GroupMember.NON_GROUP_MEMBER)
+        with pytest.raises(TypeError, match=f"{name}: group is 17"):
+            call(17)
 
 
 def test_prepare():

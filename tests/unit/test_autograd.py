@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
@@ -40,6 +41,27 @@ def test_without_a_wish_for_gradients_there_is_no_graph(one_rank, op):
     y = op(*leaves((0, 0, 0)))
     assert y.grad_fn is None
     assert not y.requires_grad
+
+
+def test_the_gathered_operand_of_a_frozen_x_needs_no_gradient(one_rank):
+    for wanted in ((0, 1, 1), (1, 1, 1)):
+        y, gathered = flux_ops.ag_gemm(*leaves(wanted), return_gathered=True)
+        assert y.requires_grad
+        assert gathered.requires_grad == bool(wanted[0])
+
+
+@over_ops
+def test_forward_mode_is_refused(one_rank, op):
+    operands = leaves((0, 0, 0))
+    for i, operand in enumerate(operands):
+
+        def of_one(t, i=i):
+            return op(*operands[:i], t, *operands[i + 1 :])
+
+        with pytest.raises(NotImplementedError, match=f"{op.__name__} has no forward-mode derivative"):
+            torch.func.jvp(of_one, (operand,), (torch.ones_like(operand),))
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+            of_one(forward_ad.make_dual(operand, torch.ones_like(operand)))
 
 
 @over_ops

@@ -207,7 +207,7 @@ def test_what_prepare_makes_ready(one_rank):
     assert list(model[0].products(training=False)) == [("ag_gemm", 6, 8)]
     assert list(model[2].products()) == [("gemm_ar", 8, 6)]
     with pytest.raises(ValueError, match="max_m"):
-        model[0].prepare(0)
+        flux_ops.nn.prepare(model[0], 0)
 
 
 def test_groups_that_gradients_are_not_added_over(one_rank):

@@ -18,6 +18,7 @@ def gpu(rank, index=None, **changes):
         gpu_index=rank if index is None else index,
         gpu_uuid=f"uuid{rank}",
         gpu_name="H100",
+        capability="9.0",
         peer_access={f"uuid{r}": True for r in range(4)},
     )
     return dataclasses.replace(made, **changes)
@@ -95,6 +96,15 @@ def test_other_pid_namespace():
 def test_a_rank_without_kernels():
     reason = decide([gpu(0), gpu(1, why_not_cuda="nvcc was not found")], "cuda")
     assert "rank 1 has no CUDA kernels: nvcc was not found" in reason
+
+
+@pytest.mark.parametrize("old", (0, 1, 2))
+def test_a_gpu_that_the_kernels_are_not_built_for(old):
+    probes = [gpu(r, **({"gpu_name": "A100", "capability": "8.0"} if r == old else {})) for r in range(3)]
+    reason = decide(probes, "cuda")
+    assert reason == (
+        f"the CUDA kernels are built for compute capability 9.0 (H100, H200), and the GPU of rank {old} (A100) has 8.0"
+    )
 
 
 def test_unlike_versions():
