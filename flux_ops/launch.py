@@ -48,6 +48,19 @@ class Place:
             print(*lines, flush=True)
 
 
+def add_arguments(parser):
+    """Where the ranks run, as options; `settle` fills in what is not given."""
+    parser.add_argument("--device", default="", choices=("", "cpu", "cuda"))
+    parser.add_argument("--world", type=int, default=0, help="ranks; default: all GPUs, or 2 CPU processes")
+
+
+def settle(args):
+    """All GPUs if there are at least two, else two CPU processes, where the arguments don't say."""
+    gpus = torch.cuda.device_count()
+    args.device = args.device or ("cuda" if gpus > 1 else "cpu")
+    args.world = args.world or (gpus if args.device == "cuda" else 2)
+
+
 def under_launcher():
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 

@@ -44,8 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--modes", default="", help="eager,graph; default: both, of --study rows the graph")
     parser.add_argument("--rounds", type=int, default=0, help="samples per candidate; default: 20, of --study rows 8")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    parser.add_argument("--world", type=int, default=0, help="ranks; default: all GPUs (on the CPU: 2)")
-    parser.add_argument("--device", default="", choices=("", "cpu", "cuda"))
+    launch.add_arguments(parser)
     parser.add_argument("--explore", default="", help="configurations to measure, comma-separated")
     parser.add_argument("--without", default="", help="candidates to leave out, comma-separated")
     parser.add_argument("--study", default="", choices=("", *studies.STUDIES), help="vary one knob instead")
@@ -80,8 +79,7 @@ def run(args: argparse.Namespace, command: list[str] | None = None) -> int:
 
 def settle(args: argparse.Namespace) -> None:
     """Fill in what was not given."""
-    args.device = args.device or ("cuda" if torch.cuda.device_count() > 1 else "cpu")
-    args.world = args.world or (torch.cuda.device_count() if args.device == "cuda" else 2)
+    launch.settle(args)
     if args.device == "cpu":
         args.modes = "eager"
     for name, value in (rows.DEFAULTS if args.study == "rows" else DEFAULTS).items():
