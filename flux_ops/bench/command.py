@@ -53,14 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", default="", help="name of the results file")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return run(parser.parse_args())
-
-
-def run(args: argparse.Namespace, command: list[str] | None = None) -> int:
-    """`command` starts a rank; by default this very command line does."""
+def run(args: argparse.Namespace) -> int:
     settle(args)
     try:
         todo = layers(args)
@@ -70,7 +63,7 @@ def run(args: argparse.Namespace, command: list[str] | None = None) -> int:
     if not launch.under_launcher():
         if args.device == "cpu":
             print(f"No second GPU: CPU processes, shapes divided by {CPU_SCALE}. These times say nothing about GPUs.")
-        return launch.run_ranks(args.world, args.limit, command)
+        return launch.run_ranks(args.world, args.limit)
     with launch.joined(args.device) as place:
         document, paths = measure(place, args, todo)
         place.say(closing(document, paths))

@@ -22,7 +22,7 @@ from flux_ops.tuner.measure import GEMM, SEQUENTIAL
 from flux_ops.tuner.tables import aligned
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-IS_CHECKOUT = (ROOT / "benchmarks" / "bench.py").exists()  # else the package is installed
+IS_CHECKOUT = (ROOT / "benchmarks" / "table.py").exists()  # else the package is installed
 RESULTS = ROOT / "benchmarks" / "results"
 DASH = "-"
 LINK_GBS = 370  # what one GPU of an NVLink host sends

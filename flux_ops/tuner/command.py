@@ -76,8 +76,7 @@ def _tune(args, build) -> int:
     if not launch.under_launcher():
         for op in args.op.split(","):
             parse_shapes(args.shapes, op, args.world)  # an error is said once
-        command = [sys.executable, "-m", "flux_ops", *sys.argv[1:]]
-        return launch.run_ranks(args.world, args.limit + STEP_LIMIT_S, command)
+        return launch.run_ranks(args.world, args.limit + STEP_LIMIT_S)
     with launch.joined(args.device) as place:
         bar = Bar() if place.rank == 0 else None
         log = bar.print if bar else None

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import pathlib
 import re
 import shutil
 import subprocess
@@ -286,6 +285,7 @@ def test_rows_of_the_gpu_runner():
 
 
 def test_entry_of_a_checkout():
-    script = pathlib.Path(report.ROOT) / "benchmarks" / "bench.py"
-    run = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, check=True, cwd="/")
+    assert "-m flux_ops bench $(ARGS)" in (report.ROOT / "Makefile").read_text()  # with the checkout as PYTHONPATH
+    command, env = [sys.executable, "-m", "flux_ops", "bench", "--help"], {"PYTHONPATH": str(report.ROOT), "PATH": ""}
+    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/", env=env)
     assert "--study" in run.stdout
