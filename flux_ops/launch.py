@@ -61,6 +61,12 @@ def settle(args):
     args.world = args.world or (gpus if args.device == "cuda" else 2)
 
 
+def refuse(command, reason):
+    """Say why `python -m flux_ops COMMAND` can't run; returns its exit status."""
+    print(f"flux_ops {command}: error: {reason}", file=sys.stderr)
+    return 2
+
+
 def under_launcher():
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 

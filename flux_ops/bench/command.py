@@ -20,7 +20,6 @@ FLUX_COMMIT may say what is measured.
 import argparse
 import datetime
 import pathlib
-import sys
 
 import torch
 
@@ -58,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         todo = layers(args)
     except ValueError as error:
-        print(f"flux_ops bench: error: {error}", file=sys.stderr)
-        return 2
+        return launch.refuse("bench", error)
     if not launch.under_launcher():
         if args.device == "cpu":
             print(f"No second GPU: CPU processes, shapes divided by {CPU_SCALE}. These times say nothing about GPUs.")

@@ -172,6 +172,15 @@ def full_table(document, op, mode):
     return "\n".join([title, *aligned(heads, body), *footnotes])
 
 
+def study_table(document, op, mode, what, heads, body):
+    """The lines of a study's table: what its numbers are above it, what is missing below."""
+    meta = document["environment"]
+    title = f"{document['study']}: {op}, {mode}, TP = {meta['tp']}, {meta['card']}; {what}"
+    rows = select(document, op, mode)
+    missing = {(name, note) for row in rows for name, note in row["notes"].items() if name not in row["times"]}
+    return [title, *aligned(heads, body), *sorted(f"  {name}: {note}" for name, note in missing)]
+
+
 def short_table(document):
     """One line per op and mode: the means, and what is slower than the sequence."""
     heads = ["op", "mode", "shapes", "candidate", "mean E", "worst E", "speed-up", "slower than sequential"]

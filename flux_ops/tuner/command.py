@@ -42,13 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if flux_ops.ops._hooks is None:
-        return _fail(flux_ops.why_not_cuda())
+        return launch.refuse("tune", flux_ops.why_not_cuda())
     build = flux_ops.ops._hooks.caches.build
     try:
         if args.merge:
             return _merge(args.merge[0], args.merge[1:], build)
         if not args.out:
-            return _fail("there is no file to keep the choices in: give --out, or set FLUX_TUNE_CACHE or HOME")
+            raise ValueError("there is no file to keep the choices in: give --out, or set FLUX_TUNE_CACHE or HOME")
         present = read(args.out, build)
         if args.show or args.compare:
             table = tables.entries_table if args.show else tables.comparison
@@ -56,12 +56,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
         return _tune(args, build)
     except (CacheError, ValueError) as error:
-        return _fail(str(error))
-
-
-def _fail(reason: str) -> int:
-    print(f"flux_ops tune: error: {reason}", file=sys.stderr)
-    return 2
+        return launch.refuse("tune", error)
 
 
 def _merge(out: str, paths: list[str], build) -> int:
