@@ -62,7 +62,7 @@ gpu-test: build
 	$(RUN) -m pytest tests/gpu $(ARGS)
 
 bench: build
-	$(RUN) benchmarks/bench.py $(ARGS)
+	$(RUN) -m flux_ops bench $(ARGS)
 
 # ---- a copy of the sources, whose extension module is another
 

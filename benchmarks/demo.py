@@ -193,17 +193,16 @@ def demo(place):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="", choices=("", "cpu", "cuda"))
-    parser.add_argument("--world", type=int, default=0, help="ranks; default: all GPUs, or 2 CPU processes")
+    launch.add_arguments(parser)
     args = parser.parse_args()
-    gpus = torch.cuda.device_count()
-    device = args.device or ("cuda" if gpus > 1 else "cpu")
+    given = args.device
+    launch.settle(args)
     if not launch.under_launcher():
-        if device == "cpu" and not args.device:
-            found = "no GPU" if gpus == 0 else "only one GPU"
+        if args.device == "cpu" and not given:
+            found = "only one GPU" if torch.cuda.device_count() else "no GPU"
             print(f"{found} here: the CPU backend runs the same schedule on processes and shared memory")
-        sys.exit(launch.run_ranks(args.world or (gpus if device == "cuda" else 2), LIMIT_S))
-    with launch.joined(device) as place:
+        sys.exit(launch.run_ranks(args.world, LIMIT_S))
+    with launch.joined(args.device) as place:
         launch.watch(LIMIT_S - 10)
         fine = demo(place)
     sys.exit(0 if fine else 1)

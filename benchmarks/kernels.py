@@ -4,7 +4,7 @@
     python benchmarks/kernels.py --ops ag_gemm --kernels c128x256_2x1,p128x128_2x1 --orders m1,n2
 
 Each kernel computes what a rank of TP would, with all that its peers would send there from the start. A first pass
-times every kernel and tile order a few times, a second one the fastest of them: interleaved, as in bench.py. The
+times every kernel and tile order a few times, a second one the fastest of them: interleaved, as in flux_ops bench. The
 results are written to benchmarks/results/ and to $OUT.
 """
 

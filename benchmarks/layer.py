@@ -232,22 +232,20 @@ def main():
     parser.add_argument("--tokens", type=int, default=TOKENS, help="M")
     parser.add_argument("--rounds", type=int, default=11, help="samples per candidate")
     parser.add_argument("--budget", type=float, default=40, help="seconds of a layer after which none is compiled")
-    parser.add_argument("--device", default="", choices=("", "cpu", "cuda"))
-    parser.add_argument("--world", type=int, default=0, help="ranks; default: all GPUs, or 2 CPU processes")
+    launch.add_arguments(parser)
     parser.add_argument("--name", default="", help="name of the results file")
     args = parser.parse_args()
     unknown = [layer for layer in args.layers.split(",") if layer not in CONFIGS]
     if unknown:
         parser.error(f"--layers has '{unknown[0]}'; there are {', '.join(CONFIGS)}")
-    gpus = torch.cuda.device_count()
-    device = args.device or ("cuda" if gpus > 1 else "cpu")
+    launch.settle(args)
     if not launch.under_launcher():
-        if device == "cpu":
+        if args.device == "cpu":
             print(
                 "CPU processes, the sizes of weights divided by 16, tokens by 64. These times say nothing about GPUs."
             )
-        sys.exit(launch.run_ranks(args.world or (gpus if device == "cuda" else 2), LIMIT_S))
-    with launch.joined(device) as place:
+        sys.exit(launch.run_ranks(args.world, LIMIT_S))
+    with launch.joined(args.device) as place:
         run(place, args)
 
 

@@ -1,7 +1,8 @@
-"""The README's results, made from results files.
+"""The results of README.md and of benchmarks/RESULTS.md, made from results files.
 
     python benchmarks/table.py benchmarks/results/NAME.json           prints them
     python benchmarks/table.py NAME4.json NAME2.json --write          puts them between the markers of README.md
+    python benchmarks/table.py NAME.json --write benchmarks/RESULTS.md    or of another page
 
 The first file's table is whole, those of the others are compact; files of benchmarks/layer.py and of the studies may be
 among them.
@@ -11,6 +12,7 @@ in benchmarks/results/ that was measured on GPUs.
 
 import argparse
 import json
+import os
 import pathlib
 import sys
 
@@ -22,6 +24,7 @@ from flux_ops.tuner.measure import GEMM, SEQUENTIAL
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 README = report.ROOT / "README.md"
+PAGES = (README, report.ROOT / "benchmarks" / "RESULTS.md")
 LAYERS = (
     "bfloat16, sequence-parallel: `plain` is `F.linear` and NCCL, `flux` the layers of `flux_ops.nn`, `async-tp` is "
     "`plain` with torch's `_micro_pipeline_tp`; benchmarks/layer.py"
@@ -43,17 +46,17 @@ def newest():
     return max(found)[1]
 
 
-def markdown(paths, mode="graph"):
-    """The whole block, as text."""
+def markdown(paths, mode="graph", page=README):
+    """The whole block, as text, with links as they are from the page."""
     documents = [(path.resolve(), json.loads(path.read_text())) for path in paths]
-    first = documents[0][1]
     rounds = [document["rounds"] for _, document in documents]
     samples = sorted({min(rounds), max(rounds)})
-    rivals = {name for row in first["rows"] for name in RIVALS[row["op"]]}
-    words = "; ".join(text for name, text in RIVAL_WORDS.items() if name in rivals)
+    shown = [row for _, document in documents if "modes" in document for row in _shown_rows(document, mode)]
+    rivals = {name for row in shown for name in _measured(RIVALS[row["op"]], [row])}
+    words = "".join(f"{text}, " for name, text in RIVAL_WORDS.items() if name in rivals)
     parts = [
         f"Median of {' to '.join(map(str, samples))} interleaved samples, in ms, the slowest rank counts. `gemm` is "
-        f"cuBLAS alone, `sequential` is NCCL and cuBLAS one after the other, {words}, `auto` is what the ops do by "
+        f"cuBLAS alone, `sequential` is NCCL and cuBLAS one after the other, {words}`auto` is what the ops do by "
         "default, with the tuned choices that the package brings. `link` is the time of the least that a rank sends, "
         f"at {report.LINK_GBS} GB/s. *E* = 1 − (T − T_gemm) / (T_sequential − T_gemm) is the share of the "
         "communication that is hidden. The fastest of each row is in bold."
@@ -67,7 +70,7 @@ def markdown(paths, mode="graph"):
             ]
             parts.append(_origin(path, meta))
             continue
-        in_mode = mode if mode in document["modes"] else document["modes"][0]
+        in_mode = _mode_of(document, mode)
         if "study" in document:
             parts += [_study(document, in_mode), _origin(path, meta)]
             continue
@@ -75,14 +78,21 @@ def markdown(paths, mode="graph"):
         parts.append(f"**TP = {meta['tp']}**: {meta['tp']} x {meta['card']}, {document['dtype']}, {graph}")
         picture = path.with_suffix(".svg")
         if picture.exists():
-            parts.append(
-                f"![Speed of each shape beside that of the product alone, TP = {meta['tp']}]({_shown(picture)})"
-            )
+            link = os.path.relpath(picture, page.resolve().parent)
+            parts.append(f"![Speed of each shape beside that of the product alone, TP = {meta['tp']}]({link})")
         parts += [_compact(document, in_mode)] if index else _full(document, in_mode)
         if lines := report.summary(document):
             parts.append("\n".join(f"* {line}" for line in lines))
         parts.append(_origin(path, meta))
     return "\n\n".join(parts)
+
+
+def _mode_of(document, mode):
+    return mode if mode in document["modes"] else document["modes"][0]
+
+
+def _shown_rows(document, mode):
+    return [row for row in document["rows"] if row["mode"] == _mode_of(document, mode)]
 
 
 def _origin(path, meta):
@@ -106,7 +116,7 @@ def _full(document, mode):
         rows = report.select(document, op, mode)
         if not rows:
             continue
-        names = [GEMM, SEQUENTIAL, *RIVALS[op], AUTO]
+        names = [GEMM, SEQUENTIAL, *_measured(RIVALS[op], rows), AUTO]
         heads = ["shape", "M", "H", "I", "link", *names, "speed-up", "E"]
         body = []
         for row in rows:
@@ -128,7 +138,7 @@ def _compact(document, mode):
     by_op = {op: {row["name"]: row for row in report.select(document, op, mode)} for op in report.TITLES}
     by_op = {op: rows for op, rows in by_op.items() if rows}
     shapes = {row["name"]: row for rows in by_op.values() for row in rows.values()}
-    columns = {op: [GEMM, SEQUENTIAL, *_measured(RIVALS[op], rows), AUTO] for op, rows in by_op.items()}
+    columns = {op: [GEMM, SEQUENTIAL, *_measured(RIVALS[op], rows.values()), AUTO] for op, rows in by_op.items()}
     heads = ["shape", "M", *(f"`{op}`: {name}" for op, names in columns.items() for name in ("link", *names, "E"))]
     body = []
     for name, shape in shapes.items():
@@ -142,7 +152,7 @@ def _compact(document, mode):
 
 
 def _measured(names, rows):
-    return [name for name in names if any(name in row["times"] for row in rows.values())]
+    return [name for name in names if any(name in row["times"] for row in rows)]
 
 
 def _study(document, mode):
@@ -178,9 +188,9 @@ def _table(heads, body, left):
 
 
 def placed(text, block):
-    """The README with the block between its markers."""
+    """The page with the block between its markers."""
     if BEGIN not in text or END not in text:
-        raise SystemExit(f"README.md lacks the markers {BEGIN} and {END}")
+        raise SystemExit(f"The page lacks the markers {BEGIN} and {END}")
     head, rest = text.split(BEGIN, 1)
     _, tail = rest.split(END, 1)
     return f"{head}{BEGIN}\n{block}\n{END}{tail}"
@@ -190,15 +200,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="*", type=pathlib.Path)
     parser.add_argument("--mode", default="graph", choices=("graph", "eager"))
-    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--write", nargs="?", type=pathlib.Path, const=README, metavar="PAGE", help="by itself: README")
     args = parser.parse_args()
     paths = args.results or [newest()]
-    block = markdown(paths, args.mode)
+    page = args.write or README
+    block = markdown(paths, args.mode, page)
     if not args.write:
         print(block)
         return
-    README.write_text(placed(README.read_text(), block))
-    print("README.md: results of", *paths)
+    page.write_text(placed(page.read_text(), block))
+    print(f"{page.name}: results of", *paths)
 
 
 if __name__ == "__main__":

@@ -200,8 +200,7 @@ def show(place, document):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="", choices=("", "cpu", "cuda"))
-    parser.add_argument("--world", type=int, default=0, help="ranks; default: all GPUs, or 2 CPU processes")
+    launch.add_arguments(parser)
     parser.add_argument("--size", default="", choices=("", *CONFIGS), help="default: small on GPUs, tiny on CPUs")
     parser.add_argument("--prompt", type=int, default=0, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=0, help="tokens to generate")
@@ -209,12 +208,11 @@ def main():
     parser.add_argument("--load", type=pathlib.Path, default=None, help="folder that train_tp.py --save wrote")
     parser.add_argument("--out", type=pathlib.Path, default="build/generate_tp.json")
     args = parser.parse_args()
-    gpus = torch.cuda.device_count()
-    device = args.device or ("cuda" if gpus > 1 else "cpu")
-    args.size = args.size or ("small" if device == "cuda" else "tiny")
+    launch.settle(args)
+    args.size = args.size or ("small" if args.device == "cuda" else "tiny")
     if not launch.under_launcher():
-        sys.exit(launch.run_ranks(args.world or (gpus if device == "cuda" else 2), LIMIT_S))
-    with launch.joined(device) as place:
+        sys.exit(launch.run_ranks(args.world, LIMIT_S))
+    with launch.joined(args.device) as place:
         document = generate(place, args)
         show(place, document)
         if place.rank == 0:

@@ -288,8 +288,7 @@ def plot(document, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="", choices=("", "cpu", "cuda"))
-    parser.add_argument("--world", type=int, default=0, help="ranks; default: all GPUs, or 2 CPU processes")
+    launch.add_arguments(parser)
     parser.add_argument("--tp", type=int, default=0, help="tensor-parallel ranks; default: all, with one replica")
     parser.add_argument("--size", default="", choices=("", *CONFIGS), help="default: small on GPUs, tiny on CPUs")
     parser.add_argument("--steps", type=int, default=0)
@@ -301,14 +300,13 @@ def main():
     parser.add_argument("--plot", type=pathlib.Path, default=None, help="a picture of them (.svg, .png, .pdf)")
     parser.add_argument("--save", type=pathlib.Path, default=None, help="folder for the weights, for generate_tp.py")
     args = parser.parse_args()
-    gpus = torch.cuda.device_count()
-    device = args.device or ("cuda" if gpus > 1 else "cpu")
-    args.size = args.size or ("small" if device == "cuda" else "tiny")
+    launch.settle(args)
+    args.size = args.size or ("small" if args.device == "cuda" else "tiny")
     if args.plot:
         import matplotlib  # noqa: F401 (if it is missing, say so before the training)
     if not launch.under_launcher():
-        sys.exit(launch.run_ranks(args.world or (gpus if device == "cuda" else 2), LIMIT_S))
-    with launch.joined(device) as place:
+        sys.exit(launch.run_ranks(args.world, LIMIT_S))
+    with launch.joined(args.device) as place:
         document = train(place, args)
         show(place, document)
         if place.rank == 0:

@@ -15,11 +15,7 @@ def main() -> int:
     tune.add_arguments(commands.add_parser("tune", help="find the fastest way to run each of a list of shapes"))
     bench.add_arguments(commands.add_parser("bench", help="time the ops against the plain sequence and PyTorch's"))
     args = parser.parse_args()
-    if args.command == "tune":
-        return tune.run(args)
-    if args.command == "bench":
-        return bench.run(args, [sys.executable, "-m", "flux_ops", *sys.argv[1:]])
-    return info.run(args)
+    return {"info": info, "tune": tune, "bench": bench}[args.command].run(args)
 
 
 if __name__ == "__main__":

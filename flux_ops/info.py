@@ -6,12 +6,11 @@ python -m flux_ops info --predict --world 8 --lists mlp,gpt3   what `auto` is ex
 import argparse
 import os
 import platform
-import sys
 
 import torch
 
 import flux_ops
-from flux_ops import config, extension, prediction, topology
+from flux_ops import config, extension, launch, prediction, topology
 from flux_ops.tuner.lookup import device_name
 
 
@@ -24,17 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.predict and extension.module is None:
-        return _fail(extension.why_not_loaded)
+        return launch.refuse("info", extension.why_not_loaded)
     try:
         print(*(prediction.table(args.world, args.lists) if args.predict else lines()), sep="\n")
     except ValueError as error:
-        return _fail(str(error))
+        return launch.refuse("info", error)
     return 0
-
-
-def _fail(reason: str) -> int:
-    print(f"flux_ops info: error: {reason}", file=sys.stderr)
-    return 2
 
 
 def lines() -> list[str]:

@@ -48,13 +48,33 @@ class Place:
             print(*lines, flush=True)
 
 
+def add_arguments(parser):
+    """Where the ranks run, as options; `settle` fills in what is not given."""
+    parser.add_argument("--device", default="", choices=("", "cpu", "cuda"))
+    parser.add_argument("--world", type=int, default=0, help="ranks; default: all GPUs, or 2 CPU processes")
+
+
+def settle(args):
+    """All GPUs if there are at least two, else two CPU processes, where the arguments don't say."""
+    gpus = torch.cuda.device_count()
+    args.device = args.device or ("cuda" if gpus > 1 else "cpu")
+    args.world = args.world or (gpus if args.device == "cuda" else 2)
+
+
+def refuse(command, reason):
+    """Say why `python -m flux_ops COMMAND` can't run; returns its exit status."""
+    print(f"flux_ops {command}: error: {reason}", file=sys.stderr)
+    return 2
+
+
 def under_launcher():
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def run_ranks(world, limit_s, command=None):
-    """Run `command`, by default this very one, as `world` ranks. Returns the exit status; no rank is left behind."""
-    command = command or [sys.executable, *sys.argv]
+def run_ranks(world, limit_s):
+    """Run this very command as `world` ranks. Returns the exit status; no rank is left behind."""
+    spec = sys.modules["__main__"].__spec__  # of a module that was started with -m
+    started = ["-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]] if spec else sys.argv
     # The ranks' store is served here, at a port that the system picks: one that is free now may not be free for rank 0.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {
@@ -68,7 +88,7 @@ def run_ranks(world, limit_s, command=None):
         shared.setdefault("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
     sys.stdout.flush()  # what has been said comes ahead of what the ranks say, in a pipe, too
     ranks = [
-        subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(r), "LOCAL_RANK": str(r)})
+        subprocess.Popen([sys.executable, *started], env={**os.environ, **shared, "RANK": str(r), "LOCAL_RANK": str(r)})
         for r in range(world)
     ]
     deadline = time.monotonic() + limit_s

@@ -21,7 +21,7 @@ def table(world: int, lists: str, dtype: str = "bfloat16") -> list[str]:
         [shape.name, str(shape.m), op, *_cells(op, world, shape.product(op, world), dtype)]
         for _, shape in read_lists(SHAPES, lists)
         for op in OPS
-        if op == "gemm_ar" or shape.m % world == 0
+        if shape.suits(op, world)
     ]
     title = f"TP = {world}, {dtype}: the model of the H100 and the H200, a link of {LINK_GBS} GB/s"
     return [title, *aligned(HEADS, body)]

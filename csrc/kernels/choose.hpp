@@ -66,7 +66,7 @@ inline double estimated_us(Problem const& problem, KernelRow const& kernel) {
   return waves * std::max(mmac * kernel.model.us_per_mmac + kernel.model.us_per_wave, 1.0);
 }
 
-// The kernel by the model; its knobs as measured on H100s and H200s at TP = 2 and 4 (benchmarks/bench.py --explore).
+// The kernel by the model; its knobs as measured on H100s and H200s at TP = 2 and 4 (flux_ops bench --explore).
 inline LaunchChoice choose_launch(Problem const& problem) {
   bool const ag = problem.op == Op::kAgGemm;
   int best = 0;

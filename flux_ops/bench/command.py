@@ -20,7 +20,6 @@ FLUX_COMMIT may say what is measured.
 import argparse
 import datetime
 import pathlib
-import sys
 
 import torch
 
@@ -44,8 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--modes", default="", help="eager,graph; default: both, of --study rows the graph")
     parser.add_argument("--rounds", type=int, default=0, help="samples per candidate; default: 20, of --study rows 8")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    parser.add_argument("--world", type=int, default=0, help="ranks; default: all GPUs (on the CPU: 2)")
-    parser.add_argument("--device", default="", choices=("", "cpu", "cuda"))
+    launch.add_arguments(parser)
     parser.add_argument("--explore", default="", help="configurations to measure, comma-separated")
     parser.add_argument("--without", default="", help="candidates to leave out, comma-separated")
     parser.add_argument("--study", default="", choices=("", *studies.STUDIES), help="vary one knob instead")
@@ -54,24 +52,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", default="", help="name of the results file")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return run(parser.parse_args())
-
-
-def run(args: argparse.Namespace, command: list[str] | None = None) -> int:
-    """`command` starts a rank; by default this very command line does."""
+def run(args: argparse.Namespace) -> int:
     settle(args)
     try:
         todo = layers(args)
     except ValueError as error:
-        print(f"flux_ops bench: error: {error}", file=sys.stderr)
-        return 2
+        return launch.refuse("bench", error)
     if not launch.under_launcher():
         if args.device == "cpu":
             print(f"No second GPU: CPU processes, shapes divided by {CPU_SCALE}. These times say nothing about GPUs.")
-        return launch.run_ranks(args.world, args.limit, command)
+        return launch.run_ranks(args.world, args.limit)
     with launch.joined(args.device) as place:
         document, paths = measure(place, args, todo)
         place.say(closing(document, paths))
@@ -80,8 +70,7 @@ def run(args: argparse.Namespace, command: list[str] | None = None) -> int:
 
 def settle(args: argparse.Namespace) -> None:
     """Fill in what was not given."""
-    args.device = args.device or ("cuda" if torch.cuda.device_count() > 1 else "cpu")
-    args.world = args.world or (torch.cuda.device_count() if args.device == "cuda" else 2)
+    launch.settle(args)
     if args.device == "cpu":
         args.modes = "eager"
     for name, value in (rows.DEFAULTS if args.study == "rows" else DEFAULTS).items():

@@ -22,7 +22,7 @@ from flux_ops.tuner.measure import GEMM, SEQUENTIAL
 from flux_ops.tuner.tables import aligned
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-IS_CHECKOUT = (ROOT / "benchmarks" / "bench.py").exists()  # else the package is installed
+IS_CHECKOUT = (ROOT / "benchmarks" / "table.py").exists()  # else the package is installed
 RESULTS = ROOT / "benchmarks" / "results"
 DASH = "-"
 LINK_GBS = 370  # what one GPU of an NVLink host sends
@@ -170,6 +170,15 @@ def full_table(document, op, mode):
     footnotes = [f"  link: the least that a rank sends, at {LINK_GBS} GB/s"]
     footnotes += [f"  [{i + 1}] {note}" for i, note in enumerate(notes)]
     return "\n".join([title, *aligned(heads, body), *footnotes])
+
+
+def study_table(document, op, mode, what, heads, body):
+    """The lines of a study's table: what its numbers are above it, what is missing below."""
+    meta = document["environment"]
+    title = f"{document['study']}: {op}, {mode}, TP = {meta['tp']}, {meta['card']}; {what}"
+    rows = select(document, op, mode)
+    missing = {(name, note) for row in rows for name, note in row["notes"].items() if name not in row["times"]}
+    return [title, *aligned(heads, body), *sorted(f"  {name}: {note}" for name, note in missing)]
 
 
 def short_table(document):

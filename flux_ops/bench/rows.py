@@ -11,7 +11,6 @@ from flux_ops.bench import report
 from flux_ops.bench.candidates import AUTO, RIVALS, explored
 from flux_ops.bench.harness import Contest
 from flux_ops.tuner.measure import GEMM, SEQUENTIAL
-from flux_ops.tuner.tables import aligned
 
 ROWS = (*range(1, 65), 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1023, 1024, 1025)
 DEFAULTS = {"modes": "graph", "rounds": 8, "shapes": "llama3.1-70b"}  # of the benchmark's options
@@ -56,8 +55,7 @@ def table(document, op, mode):
     rows = report.select(document, op, mode)
     if not rows:
         return ""
-    meta = document["environment"]
-    step = 1 if op == "gemm_ar" else meta["tp"]
+    step = 1 if op == "gemm_ar" else document["environment"]["tp"]
     names = report.candidates_of(rows)
     before, body, flagged, speeds = {}, [], [], []
     for row in rows:
@@ -69,10 +67,6 @@ def table(document, op, mode):
             speeds.append(times[SEQUENTIAL] / times[AUTO])
         cells = [f"{times[name] / 1e3:.3f}" if name in times else report.DASH for name in names]
         body.append([row["name"], str(row["M"]), *cells, row["ran"].get(AUTO, report.DASH), "; ".join(flags)])
-    title = f"{document['study']}: {op}, {mode}, TP = {meta['tp']}, {meta['card']}; ms"
-    notes = sorted(
-        {f"  {name}: {note}" for row in rows for name, note in row["notes"].items() if name not in row["times"]}
-    )
     ending = (
         f"{len(flagged)} flags at {len(rows)} sizes (auto above {MOST_RATIO} x the best other, a step of {step} above "
         f"{MOST_STEP} x): {', '.join(flagged) or 'none'}"
@@ -80,7 +74,8 @@ def table(document, op, mode):
     endings = [ending]
     if speeds:
         endings.insert(0, f"auto is {statistics.geometric_mean(speeds):.2f} x as fast as {SEQUENTIAL}, geometric mean")
-    return "\n".join([title, *aligned(["shape", "M", *names, "auto ran", "flags"], body), *notes, *endings])
+    heads = ["shape", "M", *names, "auto ran", "flags"]
+    return "\n".join([*report.study_table(document, op, mode, "ms", heads, body), *endings])
 
 
 def flags_of(times, times_before):

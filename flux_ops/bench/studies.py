@@ -15,7 +15,6 @@ from flux_ops.bench.rows import Rows
 from flux_ops.bench.rows import table as rows_table
 from flux_ops.bench.transfer import Transfers
 from flux_ops.tuner.measure import GEMM, SEQUENTIAL
-from flux_ops.tuner.tables import aligned
 
 PIECES = (1, 2, 4, 8)
 WALKS = ("n1", "n2", "n4", "n8", "m1", "m2", "m4", "m8")
@@ -129,17 +128,12 @@ def table(document, op, mode):
     if not bandwidths:
         means = [f"{statistics.geometric_mean(r):.3f}" if r else "" for r in ratios.values()]
         body.append(["geometric mean", "", *means])
-    meta = document["environment"]
     what = (
         "GB/s received by a rank; ms of the fused op and of the product alone"
         if bandwidths
         else f"ms of '{titles[0]}', then the time of each as a multiple of it"
     )
-    title = f"{document['study']}: {op}, {mode}, TP = {meta['tp']}, {meta['card']}; {what}"
-    notes = sorted(
-        {f"  {name}: {note}" for row in rows for name, note in row["notes"].items() if name not in row["times"]}
-    )
-    return "\n".join([title, *aligned(["shape", "M", *titles], body), *notes])
+    return "\n".join(report.study_table(document, op, mode, what, ["shape", "M", *titles], body))
 
 
 def _fastest(row, title):

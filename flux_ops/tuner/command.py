@@ -30,8 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", default="", help="M,N,K[;M,N,K...] or FILE[:LIST,...]")
     parser.add_argument("--dtype", default="bf16", choices=DTYPES)
     parser.add_argument("--layout", default="nk", choices=LAYOUTS, help="of the weight: nk as in nn.Linear")
-    parser.add_argument("--world", type=int, default=0, help="ranks; default: all GPUs (on the CPU: 2)")
-    parser.add_argument("--device", default="", choices=("", "cpu", "cuda"))
+    launch.add_arguments(parser)
     parser.add_argument("--out", default=settings.tune_cache, help="the file; default: %(default)s")
     parser.add_argument("--again", action="store_true", help="tune also what is in the file already")
     parser.add_argument("--rounds", type=int, default=search.ROUNDS, help="samples of each of the best candidates")
@@ -43,13 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if flux_ops.ops._hooks is None:
-        return _fail(flux_ops.why_not_cuda())
+        return launch.refuse("tune", flux_ops.why_not_cuda())
     build = flux_ops.ops._hooks.caches.build
     try:
         if args.merge:
             return _merge(args.merge[0], args.merge[1:], build)
         if not args.out:
-            return _fail("there is no file to keep the choices in: give --out, or set FLUX_TUNE_CACHE or HOME")
+            raise ValueError("there is no file to keep the choices in: give --out, or set FLUX_TUNE_CACHE or HOME")
         present = read(args.out, build)
         if args.show or args.compare:
             table = tables.entries_table if args.show else tables.comparison
@@ -57,12 +56,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
         return _tune(args, build)
     except (CacheError, ValueError) as error:
-        return _fail(str(error))
-
-
-def _fail(reason: str) -> int:
-    print(f"flux_ops tune: error: {reason}", file=sys.stderr)
-    return 2
+        return launch.refuse("tune", error)
 
 
 def _merge(out: str, paths: list[str], build) -> int:
@@ -72,14 +66,13 @@ def _merge(out: str, paths: list[str], build) -> int:
 
 
 def _tune(args, build) -> int:
-    device = args.device or ("cuda" if flux_ops.has_cuda_kernels() and torch.cuda.device_count() > 1 else "cpu")
+    args.device = args.device or ("" if flux_ops.has_cuda_kernels() else "cpu")
+    launch.settle(args)
     if not launch.under_launcher():
-        world = args.world or (torch.cuda.device_count() if device == "cuda" else 2)
         for op in args.op.split(","):
-            parse_shapes(args.shapes, op, world)  # an error is said once
-        command = [sys.executable, "-m", "flux_ops", *sys.argv[1:]]
-        return launch.run_ranks(world, args.limit + STEP_LIMIT_S, command)
-    with launch.joined(device) as place:
+            parse_shapes(args.shapes, op, args.world)  # an error is said once
+        return launch.run_ranks(args.world, args.limit + STEP_LIMIT_S)
+    with launch.joined(args.device) as place:
         bar = Bar() if place.rank == 0 else None
         log = bar.print if bar else None
         with search.Tuner(device=place.device, log=log, progress=bar.step if bar else None) as tuner:

@@ -17,6 +17,7 @@ from flux_ops.tuner import timing
 from flux_ops.tuner.cache import LAYOUTS, OPS, CacheError, Entry, Product, store
 from flux_ops.tuner.lookup import device_name
 from flux_ops.tuner.measure import GEMM, SEQUENTIAL, Operands, as_graph, attempt, comparable, make_call, why_wrong
+from flux_ops.tuner.shapes import takes_rows
 
 FIRST_ROUNDS = 5
 FINALISTS = 8
@@ -124,7 +125,7 @@ class Tuner:
         for name, value in (("m", m), ("n", n), ("k", k)):
             if type(value) is not int or not 1 <= value < 2**31:
                 raise ValueError(f"tune: {name} is {value!r}; it must be an int from 1 to 2^31 - 1.")
-        if op != "gemm_ar" and m % self.place.world:
+        if not takes_rows(op, m, self.place.world):
             raise ValueError(f"tune: m is {m}; it must be a multiple of the number of ranks, {self.place.world}.")
         return Product(op, m, n, k, str(dtype).removeprefix("torch."), layout, self.place.world, self.device_name)
 

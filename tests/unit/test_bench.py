@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import pathlib
 import re
 import shutil
 import subprocess
@@ -230,12 +229,19 @@ class TestTables:
         assert text.count("mean E 0.75, worst 0.75 (a), the fastest on 1 of 1 shapes") == 4
 
     @needs_results
-    def test_the_readme_has_what_the_command_prints(self):
-        text = table.README.read_text()
+    @pytest.mark.parametrize("page", table.PAGES, ids=lambda page: page.name)
+    def test_the_pages_have_what_the_command_prints(self, page):
+        text = page.read_text()
         block = text.split(table.BEGIN)[1].split(table.END)[0]
         names = re.findall(r"`(benchmarks/results/\S+\.json)`", block)
         assert names
-        assert table.placed(text, table.markdown([report.ROOT / name for name in names])) == text
+        assert table.placed(text, table.markdown([report.ROOT / name for name in names], page=page)) == text
+
+    @needs_results
+    def test_pictures_are_linked_from_the_page(self):
+        for page in table.PAGES:
+            link = re.search(r"\((\S+\.svg)\)", table.markdown([RESULTS], page=page))[1]
+            assert (page.parent / link).samefile(RESULTS.with_suffix(".svg"))
 
 
 class TestPicture:
@@ -279,6 +285,7 @@ def test_rows_of_the_gpu_runner():
 
 
 def test_entry_of_a_checkout():
-    script = pathlib.Path(report.ROOT) / "benchmarks" / "bench.py"
-    run = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, check=True, cwd="/")
+    assert "-m flux_ops bench $(ARGS)" in (report.ROOT / "Makefile").read_text()  # with the checkout as PYTHONPATH
+    command, env = [sys.executable, "-m", "flux_ops", "bench", "--help"], {"PYTHONPATH": str(report.ROOT), "PATH": ""}
+    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/", env=env)
     assert "--study" in run.stdout
