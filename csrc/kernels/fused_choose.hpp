@@ -60,8 +60,8 @@ inline bool parse_fused_choice(Op op, std::string const& text, FusedChoice* choi
 
 constexpr int kMostArSections = 4;
 
-// With fewer, the chunks of the ranks are mostly padding.
-inline int64_t least_many_rows(int world) { return int64_t{128} * world; }
+// With fewer, the chunks of the ranks are mostly padding, which needs memory, too.
+inline int64_t least_many_rows(int world, int sections = 1) { return int64_t{128} * world * sections; }
 
 // The problem of the gemm_rs kernel that computes one section after the other; rounded up where M is no multiple.
 inline Problem section_problem(Problem const& problem, int sections) {
@@ -138,8 +138,9 @@ inline std::string why_not_fused_choice(Problem const& problem, FusedChoice cons
   if (problem.op != Op::kGemmAr) return {};
   LaunchChoice const& many = choice.many_rows;
   // Without M itself: `auto` warns of a reason once.
-  if (problem.rows < least_many_rows(problem.world)) {
-    return "the kernels for many rows take M from " + std::to_string(least_many_rows(problem.world)) + " on";
+  if (int64_t const least = least_many_rows(problem.world, many.sections); problem.rows < least) {
+    std::string const cut = many.sections > 1 ? " in " + std::to_string(many.sections) + " sections" : "";
+    return "the kernels for many rows take M from " + std::to_string(least) + " on" + cut;
   }
   if (problem.rows % (int64_t{many.sections} * problem.world) != 0) {
     return "the kernels for many rows take an M that is a multiple of TP x sections = " +
@@ -153,13 +154,14 @@ inline std::string why_not_fused_choice(Problem const& problem, FusedChoice cons
   return {};
 }
 
-// Bytes of a peer's slot for many rows, whatever the kernel and the sections. They grow with M.
+// Bytes of a peer's slot for many rows, whatever the kernel and the sections that run. They grow with M.
 inline int64_t ar_slot_bytes_at_most(Problem const& problem) {
-  if (problem.rows < least_many_rows(problem.world)) return 0;
   int64_t partials = 0;
   for (int sections = 1; sections <= kMostArSections; ++sections) {
+    if (problem.rows < least_many_rows(problem.world, sections)) break;
     partials = std::max(partials, sections * largest_rs_slot_bytes(section_problem(problem, sections)));
   }
+  if (partials == 0) return 0;
   int64_t const rows_of_owner = ceil_div(problem.rows, problem.world);
   return round_up(partials, kRegionAlign) + rows_of_owner * problem.n * element_size(problem.dtype);
 }
@@ -221,7 +223,8 @@ inline std::string why_many_rows_are_slower(Problem const& problem, FusedChoice 
 inline int choose_sections(Problem const& problem) {
   for (int sections = problem.world == 2 ? 2 : kMostArSections; sections > 1; --sections) {
     bool const whole = problem.rows % (int64_t{sections} * problem.world) == 0;
-    if (!whole || section_chunk_bytes(problem, sections) < ar_piece_bytes(problem.world)) continue;
+    if (!whole || problem.rows < least_many_rows(problem.world, sections)) continue;
+    if (section_chunk_bytes(problem, sections) < ar_piece_bytes(problem.world)) continue;
     if (why_many_rows_are_slower(problem, many_rows_choice(problem, sections)).empty()) return sections;
   }
   return 1;

@@ -84,9 +84,13 @@ def replays(ctx, op, slow_s, strategy="fused", sizes=SIZES, rows_between=0):
 
 def replays_in_pieces(ctx, slow_s):
     """gemm_ar by the kernels for many rows: the reduced rows travel in pieces, and a second kernel collects them."""
-    rows = 512 * ctx.world
-    sizes = ((rows, MAX_N - 8, 1032), (rows // 2, 1032, 520))
-    return sum(replays(ctx, "gemm_ar", slow_s, strategy, sizes, rows) for strategy in IN_PIECES)
+    rows = 512 * ctx.world  # 128 of each chunk, if cut into four sections
+
+    def of(strategy):
+        fewer = rows if strategy.endswith("/s4") else rows // 2
+        return replays(ctx, "gemm_ar", slow_s, strategy, ((rows, MAX_N - 8, 1032), (fewer, 1032, 520)), rows)
+
+    return sum(map(of, IN_PIECES))
 
 
 def back_to_back(ctx, replays_, slow_s, strategies=("fused",)):

@@ -15,7 +15,7 @@ from flux_ops import hooks as hooks_module
 from flux_ops.tuner import CacheError, search, tune
 from flux_ops.tuner.cache import Entry, Product, read, store
 from flux_ops.tuner.lookup import Caches, device_name
-from tests.cases.base import BF16, OPS, Case, call, check, make, refused
+from tests.cases.base import BF16, FP32, OPS, Case, call, check, make, refused
 from tests.harness.compare import Findings
 
 ROWS, N, K = 512, 512, 256
@@ -43,8 +43,8 @@ def m_of(ctx, op, rows=ROWS):
     return Case(op, rows, N, K).m(ctx.world)
 
 
-def entry_for(ctx, op, choice, rows=ROWS):
-    product = Product(op, m_of(ctx, op, rows), N, K, "bfloat16", "nk", ctx.world, device_name(ctx.device.type))
+def entry_for(ctx, op, choice, rows=ROWS, dtype="bfloat16"):
+    product = Product(op, m_of(ctx, op, rows), N, K, dtype, "nk", ctx.world, device_name(ctx.device.type))
     return Entry(product, choice, 1.0, 2.0, 1.0, "sequential", 2.0, 1, "2026-01-01T00:00:00+00:00")
 
 
@@ -186,6 +186,22 @@ def sequential_entry(ctx, op, folder):
         assert check(ctx, Case(op, ROWS, N, K), strategy="auto") is None
     assert flux_ops.last_dispatch().strategy == "sequential"
     assert flux_ops.last_dispatch().reason.startswith("tuned: ")
+
+
+def decomposed_entry(ctx, op, folder):
+    """GPUs, fp32: the kernels take 16 bits only, so `auto` would fall back; but what is tuned runs."""
+    choices = extension.module.candidates(op, "cuda", ctx.world, m_of(ctx, op), N, K, "float32", False)[1:]
+    assert choices and all(choice.startswith("decomposed:") for choice in choices), choices
+    for choice in choices:
+        if ctx.rank == 0:
+            store(same_path(folder), [entry_for(ctx, op, choice, dtype="float32")], _hooks().caches.build)
+        dist.barrier()
+        with caches_of(same_path(folder)), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert check(ctx, Case(op, ROWS, N, K, seed=2, dtype=FP32), strategy="auto") is None
+        assert ran() == choice, flux_ops.last_dispatch()
+        dist.barrier()
+    return len(choices)
 
 
 def damaged_file(ctx, op, folder):
