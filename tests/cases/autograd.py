@@ -238,7 +238,7 @@ def inference_first(ctx):
 
 
 class AutogradCases:
-    @pytest.mark.parametrize("world", (2, 4))
+    @pytest.mark.parametrize("world", (pytest.param(1, marks=pytest.mark.cpu_is_enough), 2, 4))
     def test_first_use_in_inference_mode(self, spawn, world, record_property):
         record_property("cells", spawn(world).run(inference_first)[0])
 

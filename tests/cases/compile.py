@@ -15,6 +15,7 @@ from tests.harness.data import exact_x, generator
 
 HIDDEN, INNER = 24, 40
 SIZES = (8, 16, 17, 1000, 24)  # M / TP
+FEWER_ROWS = (8, 16, 17, 100, 24)  # which every op takes with strategy="fused", on a GPU too
 
 
 class Mlp(nn.Module):
@@ -109,28 +110,33 @@ def exported(ctx):
         assert_same(program.module()(x), module(x), rank=ctx.rank, what=f"M/TP = {size}")
 
 
-def compiled_layer(ctx, kind, sequence_parallel, dynamic=None, **options):
+def compiled_layer(ctx, kind, sequence_parallel, dynamic=None, sizes=SIZES, **options):
     layer = Cell(ctx, kind, sequence_parallel, **options).layer
     compiled, counter = counting(layer, dynamic=dynamic)
-    if options:
+    has_main_grad = "gradient_accumulation_fusion" in options
+    if has_main_grad:
         layer.weight.main_grad = torch.zeros(layer.weight.shape, device=ctx.device)
 
     def step_of(function, x):
         x = x.clone().requires_grad_()
         y = function(x)
-        if not options:
+        if not has_main_grad:
             return [y.detach(), *torch.autograd.grad(y.float().square().sum(), (x, layer.weight, layer.bias))]
         layer.bias.grad = None
         layer.weight.main_grad.zero_()
         y.float().square().sum().backward()
         return [y.detach(), x.grad, layer.weight.main_grad.clone(), layer.bias.grad]
 
-    for tokens in SIZES:
+    flux_ops.dispatch_counts(reset=True)
+    for tokens in sizes:
         x = Cell(ctx, kind, sequence_parallel, tokens=tokens).x
         for got, want in zip(step_of(compiled, x), step_of(layer, x), strict=True):
             assert_same(got, want, rank=ctx.rank, what=f"{tokens} tokens of a rank")
     allowed = 1 if dynamic else 2  # the first size is taken as fixed, unless told otherwise
-    assert counter.frame_count <= allowed, f"compiled {counter.frame_count} times for {len(SIZES)} sizes"
+    assert counter.frame_count <= allowed, f"compiled {counter.frame_count} times for {len(sizes)} sizes"
+    if strategy := options.get("strategy"):  # of the forward; that of the backward is "auto"
+        asked = {ran: calls for (_, ran, why), calls in flux_ops.dispatch_counts().items() if why == "asked for"}
+        assert asked == {strategy: 2 * len(sizes)}, asked
 
 
 def frozen_layer(ctx, kind, sequence_parallel):
@@ -244,6 +250,11 @@ class CompileCases:
     @pytest.mark.parametrize("dynamic", (None, True))
     def test_layer_over_five_sizes(self, ranks, kind, sequence_parallel, dynamic):
         ranks.run(compiled_layer, kind, sequence_parallel, dynamic)
+
+    @pytest.mark.worlds(2, 4)
+    @pytest.mark.parametrize("kind, sequence_parallel", (("column", True), ("row", True), ("row", False)))
+    def test_layer_that_asks_for_fused(self, ranks, kind, sequence_parallel):
+        ranks.run(compiled_layer, kind, sequence_parallel, True, FEWER_ROWS, strategy="fused")
 
     @over_forms
     @pytest.mark.worlds(2, 4)

@@ -1,4 +1,4 @@
-"""The operators as PyTorch sees them: opcheck, fullgraph compilation, and what last_dispatch() tells."""
+"""The operators as PyTorch sees them: opcheck, and what last_dispatch() tells."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 import flux_ops
 from tests.cases.base import BF16, FP32, OPS, WITH_STRATEGY, Case, call, check, make
-from tests.harness.compare import Findings, first_difference
+from tests.harness.compare import Findings
 
 
 def opcheck(ctx, op, strategy, bias):
@@ -20,34 +20,6 @@ def opcheck(ctx, op, strategy, bias):
     name = dist.group.WORLD.group_name
     rest = (name, bias, strategy) if op == "ag_gemm" else (name, strategy)
     torch.library.opcheck(getattr(torch.ops.flux, op).default, (*tensors, *rest))
-
-
-def compiled(ctx, op):
-    """fullgraph=True with dynamic M: no graph break, the same bits as eager, forward and backward."""
-    from torch._dynamo.testing import CompileCounterWithBackend  # not at import: it asks CUDA for devices
-
-    torch._dynamo.reset()
-    findings = Findings()
-    counter = CompileCounterWithBackend("aot_eager")
-
-    @torch.compile(fullgraph=True, dynamic=True, backend=counter)
-    def layer(x, weight, bias):
-        return torch.relu(getattr(flux_ops, op)(x, weight, bias, strategy="fused"))
-
-    for rows in (8, 16, 17, 100, 64):
-        case = Case(op, rows, 64, 64, dtype=BF16 if ctx.is_cuda else FP32, bias=True, seed=rows)
-        operands = make(ctx, case)
-        eager = [t.detach().clone().requires_grad_() for t in (operands.x, operands.weight, operands.bias)]
-        traced = [t.detach().clone().requires_grad_() for t in eager]
-        want = torch.relu(getattr(flux_ops, op)(*eager, strategy="fused"))
-        got = layer(*traced)
-        findings.add(f"{case}", first_difference(got.detach(), want.detach(), rank=ctx.rank))
-        want.sum().backward()
-        got.sum().backward()
-        for name, a, b in zip(("x", "weight", "bias"), traced, eager, strict=True):
-            findings.add(f"{case}: grad of {name}", first_difference(a.grad, b.grad, rank=ctx.rank))
-    findings.add("compilations", None if counter.frame_count <= 2 else f"{counter.frame_count} for five sizes")
-    return findings.finish()
 
 
 def dispatch_record(ctx, op):
@@ -104,11 +76,6 @@ class DispatchCases:
     @pytest.mark.parametrize("op, strategy", (*WITH_STRATEGY, *((op, "auto") for op in OPS)))
     def test_opcheck(self, ranks, op, strategy, bias):
         ranks.run(opcheck, op, strategy, bias)
-
-    @pytest.mark.worlds(2, 4)
-    @pytest.mark.parametrize("op", OPS)
-    def test_fullgraph_compilation_with_dynamic_m(self, ranks, op, record_property):
-        record_property("cells", ranks.run(compiled, op)[0])
 
     @pytest.mark.parametrize("op", OPS)
     def test_last_dispatch(self, ranks, op):

@@ -162,8 +162,8 @@ def one_rank_refuses(ctx, op, culprit):
 
 
 def some_uneven(world):
-    """Numbers of rows M, most of which `world` ranks can't have equal shares of."""
-    return sorted({world + 1, 2 * world - 1, 17, 127, 1001, 4026})
+    """Numbers of rows M, most of which `world` ranks can't have equal shares of; of one row, rank 0 has all."""
+    return sorted({1, world - 1, world + 1, 2 * world - 1, 17, 127, 1001, 4026})
 
 
 def uneven_rows(ctx, op, strategy):

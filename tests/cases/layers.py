@@ -89,7 +89,7 @@ class Cell:
 
     def compare_grads(self, findings, what, needs=(1, 1, 1), times=1):
         """After the backward: gradients of what needs one, the replicated bias's added up; none of the others."""
-        flux_ops.nn.allreduce_sequence_parallel_grads(self.layer)
+        flux_ops.nn.allreduce_sequence_parallel_grads(self.layer, self.layer.group)
         _, *wants = self.expected(times)
         weight_grad = getattr(self.layer.weight, "main_grad", self.layer.weight.grad)
         bias = self.layer.bias

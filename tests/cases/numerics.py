@@ -9,6 +9,14 @@ from tests.cases.base import BF16, FP16, FP32, OPS, WITH_STRATEGY, Case, call, m
 from tests.harness.compare import Findings, assert_same, first_difference
 
 
+def among_nan(t, gap=8):
+    """The values of t in a buffer of NaN, which is before them, behind them and, with a gap, between their rows."""
+    rows, columns = (1, t.numel()) if t.dim() == 1 else t.shape
+    store = torch.full((rows + 2, columns + gap), float("nan"), dtype=t.dtype, device=t.device)
+    store[1:-1, :columns] = t
+    return store[1:-1, :columns].view(t.shape)
+
+
 def bias_alone(ctx, op, strategy):
     """x = 0: the output is the bias, once."""
     findings = Findings()
@@ -18,11 +26,10 @@ def bias_alone(ctx, op, strategy):
         bias = torch.arange(n, device=ctx.device).remainder(7).to(BF16)
         y = run(op, x, weight, bias, strategy=strategy)
         findings.add((rows, n, k), first_difference(y, bias.expand_as(y), rank=ctx.rank))
-        # The last element of its allocation: reading past it would meet NaN.
-        store = torch.full((n + 8,), float("nan"), dtype=BF16, device=ctx.device)
-        store[8:] = bias
-        y = run(op, x, weight, store[8:], strategy=strategy)
-        findings.add((rows, n, k, "bias at an offset"), first_difference(y, bias.expand_as(y), rank=ctx.rank))
+        for gap in (0, 8):  # a sum that takes in what is beside an operand, or behind a row, is NaN
+            tensors = (among_nan(t, gap) for t in (x, weight, bias))
+            y = run(op, *tensors, strategy=strategy)
+            findings.add((rows, n, k, f"among NaN, {gap}"), first_difference(y, bias.expand_as(y), rank=ctx.rank))
     return findings.finish()
 
 

@@ -169,16 +169,53 @@ def grow_and_shrink(ctx):
     return findings.finish()
 
 
+def workspace_of(ctx):
+    return flux_ops.ops._hooks.workspace(torch.distributed.group.WORLD.group_name, ctx.device.type)
+
+
+def begin_prepared(ctx, max_m, n, k, op=None):
+    """The workspace has what prepare() asks for, and nothing that earlier calls needed."""
+    torch.distributed.barrier()
+    flux_ops.destroy()
+    flux_ops.prepare(op=op, max_m=max_m, n=n, k=k, dtype=BF16, device=ctx.device)
+
+
+def check_in_place(ctx, findings, case):
+    """The result is right, and the call allocates no workspace."""
+    workspace = workspace_of(ctx)
+    block, size = workspace.block, workspace.size
+    findings.add(case, check(ctx, case, strategy="auto"))
+    same = workspace_of(ctx) is workspace and workspace.block is block and workspace.size == size
+    findings.add(f"workspace of {case}", None if same else f"rank {ctx.rank}: allocated anew, {size}, {workspace.size}")
+
+
 def prepared(ctx):
     """prepare() bounds the memory: no call within its sizes allocates a workspace again."""
-    max_m, n, k = (4096, 2048, 2048) if ctx.is_cuda else (512, 136, 136)
-    flux_ops.prepare(max_m=max_m, n=n, k=k, dtype=BF16, device=ctx.device)
+    max_m, n, k = (4096, 2048, 2048) if ctx.is_cuda else (4096, 264, 264)
+    begin_prepared(ctx, max_m, n, k)
     findings = Findings()
     for op in OPS:
         most = max_m if op == "gemm_ar" else max_m // ctx.world
         for rows in (1, 7, most // 2, most):
-            case = Case(op, rows, n, k, seed=rows)
-            findings.add(case, check(ctx, case, strategy="auto"))
+            check_in_place(ctx, findings, Case(op, rows, n, k, seed=rows))
+    return findings.finish()
+
+
+def any_row_count(ctx, op, turns):
+    """`turns` random M within what was prepared need no more memory; a call of twice as many rows does, once."""
+    max_m, n, k = (4096, 2048, 2048) if ctx.is_cuda else (4096, *((8, 264) if op == "ag_gemm" else (264, 8)))
+    begin_prepared(ctx, max_m, n, k, op)
+    rng, findings, workspace = random.Random(13), Findings(), workspace_of(ctx)
+    for seed in range(turns):
+        if seed == turns * 4 // 5:
+            before, max_m = workspace.size, 2 * max_m
+            if ctx.is_cuda:  # where "auto" may run such a call without the workspace
+                flux_ops.prepare(op=op, max_m=max_m, n=n, k=k, dtype=BF16, device=ctx.device)
+            large = Case(op, max_m if op == "gemm_ar" else max_m // ctx.world, n, k, seed=turns)
+            findings.add(large, check(ctx, large, strategy="auto"))
+            findings.add(f"workspace of {large}", None if workspace.size > before else f"it stays at {before}")
+        rows = rng.randint(1, max_m if op == "gemm_ar" else max_m // ctx.world)
+        check_in_place(ctx, findings, Case(op, rows, n, k, dtype=rng.choice((BF16, FP16)), seed=seed))
     return findings.finish()
 
 
@@ -218,6 +255,10 @@ class ReuseCases:
 
     def test_prepare(self, ranks, record_property):
         record_property("cells", ranks.run(prepared)[0])
+
+    @pytest.mark.parametrize("op", OPS)
+    def test_prepare_is_enough_for_any_row_count(self, ranks, op, record_property):
+        record_property("cells", ranks.run(any_row_count, op, 400)[0])
 
     def test_destroy_and_use_again(self, ranks, record_property):
         record_property("cells", ranks.run(destroyed)[0])

@@ -65,6 +65,18 @@ def residues(ctx, op):
     return findings.finish()
 
 
+def long_residues(ctx, op):
+    """One long extent, off every grid. The last two are a vocabulary of 151552 at TP = 3 and at TP = 6."""
+    findings = Findings()
+    cells = ((5, 4097, 8), (64, 4095, 20), (64, 7, 4095), (5, 24, 4097), (5, 50517, 8), (3, 25259, 63))
+    for turn, (rows, n, k) in enumerate(cells):
+        for layout in ("nk", "kn"):
+            case = Case(op, rows, n, k, dtype=(BF16, FP16)[turn % 2], seed=turn, bias=True, layout=layout)
+            findings.add(f"fused {case}", check_or_refusal(ctx, case)[0])
+            findings.add(f"auto {case}", check(ctx, case, strategy="auto"))
+    return findings.finish()
+
+
 def large_residues(ctx, op):
     """Ragged edges on sizes that have many tiles: K and N stay multiples of 8, so `fused` has to take them."""
     findings = Findings()
@@ -192,6 +204,10 @@ class ShapeCases:
         record_property("cells", ranks.run(residues, op)[0])
 
     @pytest.mark.parametrize("op", OPS)
+    def test_long_residues(self, ranks, op, record_property):
+        record_property("cells", ranks.run(long_residues, op)[0])
+
+    @pytest.mark.parametrize("op", OPS)
     def test_large_residues(self, ranks, op, record_property):
         record_property("cells", ranks.run(large_residues, op)[0])
 
@@ -216,6 +232,12 @@ class ShapeCases:
 
     @pytest.mark.parametrize("op", OPS)
     def test_decode_sizes(self, ranks, op, record_property):
+        record_property("cells", ranks.run(decode_sizes, op)[0])
+
+    @pytest.mark.cpu_is_enough
+    @pytest.mark.worlds(8)
+    @pytest.mark.parametrize("op", OPS)
+    def test_decode_sizes_of_eight_ranks(self, ranks, op, record_property):
         record_property("cells", ranks.run(decode_sizes, op)[0])
 
     @pytest.mark.parametrize("op", OPS)

@@ -1,8 +1,10 @@
 """A small exact case of each op on two GPUs, for tools that watch a process: no pytest, no forked ranks.
 
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 \\
     compute-sanitizer --target-processes all --report-api-errors no --error-exitcode 9 python tests/gpu/small.py
 
-Errors of API calls are left out because torch and NCCL probe what the machine can do with calls that fail.
+Without torch's cache each tensor is an allocation of its own, and an access beside it is seen. Errors of API calls are
+left out because torch and NCCL probe what the machine can do with calls that fail.
 FLUX_TIMEOUT should be generous: a watched kernel is slow.
 """
 

@@ -1,11 +1,17 @@
-"""Every environment variable acts, and junk in one is a clear error."""
+"""What the environment variables say is taken, and junk in one is a clear error.
 
+That the number of threads acts is shown here. The cases of faults (FLUX_TIMEOUT, FLUX_CHECK), of the tuner
+(FLUX_TUNE_CACHE) and of shared GPUs show it of the others.
+"""
+
+import os
 import subprocess
 import sys
 
 import pytest
 
 from flux_ops.config import check_timeout, read_environment
+from tests.cases.base import OPS, Case, check
 
 
 def test_defaults():
@@ -52,6 +58,24 @@ def test_junk_is_an_error_that_names_variable_and_value(name, junk):
     with pytest.raises(ValueError, match=name) as error:
         read_environment({name: junk})
     assert repr(junk) in str(error.value)
+
+
+def new_threads(ctx, op):
+    """How many threads the first call of this rank starts."""
+    before = len(os.listdir("/proc/self/task"))
+    assert check(ctx, Case(op, 256, 136, 64), strategy="fused") is None
+    return len(os.listdir("/proc/self/task")) - before
+
+
+@pytest.mark.parametrize("threads", (1, 3, 6))
+def test_number_of_threads_of_a_call(spawn, threads):
+    for op in OPS:
+        assert spawn(2, {"FLUX_CPU_THREADS": str(threads)}).run(new_threads, op) == [threads] * 2
+
+
+def test_usual_number_of_threads_of_a_call(spawn):
+    threads = max(min(4, len(os.sched_getaffinity(0)) // 2), 1)
+    assert spawn(2).run(new_threads, "gemm_rs") == [threads] * 2
 
 
 @pytest.mark.parametrize("junk", (0, -1, float("nan"), None, "x"))
