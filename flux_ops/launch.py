@@ -55,10 +55,11 @@ def add_arguments(parser):
 
 
 def settle(args):
-    """All GPUs if there are at least two, else two CPU processes, where the arguments don't say."""
+    """All GPUs if there are at least two, else two CPU processes, where neither the arguments nor a launcher say."""
     gpus = torch.cuda.device_count()
     args.device = args.device or ("cuda" if gpus > 1 else "cpu")
-    args.world = args.world or (gpus if args.device == "cuda" else 2)
+    started = int(os.environ["WORLD_SIZE"]) if under_launcher() else 0
+    args.world = args.world or started or (gpus if args.device == "cuda" else 2)
 
 
 def refuse(command, reason):

@@ -17,6 +17,8 @@ HEADS = ["shape", "M", "op", "auto", "product us", "link us", "bound by"]
 
 def table(world: int, lists: str, dtype: str = "bfloat16") -> list[str]:
     """A line for each shape of the lists and op. Raises ValueError for a list or a number of ranks that can't be."""
+    if world < 2:
+        raise ValueError(f"world is {world}; it must be at least 2.")
     body = [
         [shape.name, str(shape.m), op, *_cells(op, world, shape.product(op, world), dtype)]
         for _, shape in read_lists(SHAPES, lists)

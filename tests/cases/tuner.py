@@ -191,7 +191,8 @@ def sequential_entry(ctx, op, folder):
 def decomposed_entry(ctx, op, folder):
     """GPUs, fp32: the kernels take 16 bits only, so `auto` would fall back; but what is tuned runs."""
     choices = extension.module.candidates(op, "cuda", ctx.world, m_of(ctx, op), N, K, "float32", False)[1:]
-    assert choices and all(choice.startswith("decomposed:") for choice in choices), choices
+    assert choices
+    assert all(choice.startswith("decomposed:") for choice in choices), choices
     for choice in choices:
         if ctx.rank == 0:
             store(same_path(folder), [entry_for(ctx, op, choice, dtype="float32")], _hooks().caches.build)
