@@ -60,8 +60,17 @@ inline bool parse_fused_choice(Op op, std::string const& text, FusedChoice* choi
 
 constexpr int kMostArSections = 4;
 
-// With fewer, the chunks of the ranks are mostly padding, which needs memory, too.
-inline int64_t least_many_rows(int world, int sections = 1) { return int64_t{128} * world * sections; }
+// Of a kernel: the rows of its clusters, to which those of a chunk are padded.
+inline int64_t padded_to(int kernel) {
+  TileShape const shape = kKernels[kernel].config.shape;
+  return int64_t{shape.tile_m} * shape.cluster_m;
+}
+// A chunk of gemm_ar may not be padded by more than a third: what pads it takes memory.
+inline bool is_filled(int64_t rows, int kernel) { return 4 * rows >= 3 * round_up(rows, padded_to(kernel)); }
+// The most rows that such chunks of up to so many rows are padded to.
+inline int64_t padded_at_most(int64_t rows, int kernel) {
+  return 4 * rows / (3 * padded_to(kernel)) * padded_to(kernel);
+}
 
 // The problem of the gemm_rs kernel that computes one section after the other; rounded up where M is no multiple.
 inline Problem section_problem(Problem const& problem, int sections) {
@@ -138,13 +147,12 @@ inline std::string why_not_fused_choice(Problem const& problem, FusedChoice cons
   if (problem.op != Op::kGemmAr) return {};
   LaunchChoice const& many = choice.many_rows;
   // Without M itself: `auto` warns of a reason once.
-  if (int64_t const least = least_many_rows(problem.world, many.sections); problem.rows < least) {
-    std::string const cut = many.sections > 1 ? " in " + std::to_string(many.sections) + " sections" : "";
-    return "the kernels for many rows take M from " + std::to_string(least) + " on" + cut;
-  }
   if (problem.rows % (int64_t{many.sections} * problem.world) != 0) {
     return "the kernels for many rows take an M that is a multiple of TP x sections = " +
            std::to_string(many.sections * problem.world);
+  }
+  if (!is_filled(section_problem(problem, many.sections).rows, many.kernel)) {
+    return "the kernels for many rows take an M that leaves no more than a quarter of their tiles empty";
   }
   if (many.same_order) return "the ranks of a gemm_ar don't take their chunks in one order";
   if (many.sections > kMostArSections || many.pieces > most_ar_pieces(many.sections)) {
@@ -158,8 +166,11 @@ inline std::string why_not_fused_choice(Problem const& problem, FusedChoice cons
 inline int64_t ar_slot_bytes_at_most(Problem const& problem) {
   int64_t partials = 0;
   for (int sections = 1; sections <= kMostArSections; ++sections) {
-    if (problem.rows < least_many_rows(problem.world, sections)) break;
-    partials = std::max(partials, sections * largest_rs_slot_bytes(section_problem(problem, sections)));
+    for (int kernel = 0; kernel < kNumKernels; ++kernel) {
+      Problem chunk = section_problem(problem, sections);
+      chunk.rows = padded_at_most(chunk.rows, kernel);
+      partials = std::max(partials, sections * rs_slot_bytes_of(chunk, kKernels[kernel].config.shape));
+    }
   }
   if (partials == 0) return 0;
   int64_t const rows_of_owner = ceil_div(problem.rows, problem.world);
@@ -222,10 +233,10 @@ inline std::string why_many_rows_are_slower(Problem const& problem, FusedChoice 
 // than two, as each section reads the weight anew, which takes longer than the fewer results that are left for the end.
 inline int choose_sections(Problem const& problem) {
   for (int sections = problem.world == 2 ? 2 : kMostArSections; sections > 1; --sections) {
-    bool const whole = problem.rows % (int64_t{sections} * problem.world) == 0;
-    if (!whole || problem.rows < least_many_rows(problem.world, sections)) continue;
-    if (section_chunk_bytes(problem, sections) < ar_piece_bytes(problem.world)) continue;
-    if (why_many_rows_are_slower(problem, many_rows_choice(problem, sections)).empty()) return sections;
+    FusedChoice const choice = many_rows_choice(problem, sections);
+    bool const runs = why_not_fused_choice(problem, choice).empty();
+    if (!runs || section_chunk_bytes(problem, sections) < ar_piece_bytes(problem.world)) continue;
+    if (why_many_rows_are_slower(problem, choice).empty()) return sections;
   }
   return 1;
 }

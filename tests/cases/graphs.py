@@ -19,11 +19,11 @@ IN_PIECES = tuple(
 )
 
 
-def prepared_group(ctx):
+def prepared_group(ctx, max_m=MAX_M):
     """A group of the test's own, so that its graphs pin no memory of the others."""
     group = dist.new_group(list(range(ctx.world)))
     for op in OPS:
-        flux_ops.prepare(op=op, max_m=MAX_M, n=MAX_N, k=MAX_K, dtype=BF16, group=group, device=ctx.device)
+        flux_ops.prepare(op=op, max_m=max_m, n=MAX_N, k=MAX_K, dtype=BF16, group=group, device=ctx.device)
     return group
 
 
@@ -52,7 +52,7 @@ def replays(ctx, op, slow_s, strategy="fused", sizes=SIZES, rows_between=0):
     or of `rows_between` rows by the strategy of the graph.
     """
     findings = Findings()
-    group = prepared_group(ctx)
+    group = prepared_group(ctx, max(MAX_M, *(rows for rows, _, _ in sizes)))
     for rows, n, k in sizes:
         rows = rows or MAX_M // ctx.world // 8 * 8
         case = Case(op, rows, n, k, bias=True)
@@ -84,7 +84,7 @@ def replays(ctx, op, slow_s, strategy="fused", sizes=SIZES, rows_between=0):
 
 def replays_in_pieces(ctx, slow_s):
     """gemm_ar by the kernels for many rows: the reduced rows travel in pieces, and a second kernel collects them."""
-    rows = 512 * ctx.world  # 128 of each chunk, if cut into four sections
+    rows = 1024 * ctx.world  # 256 of each chunk, if cut into four sections
 
     def of(strategy):
         fewer = rows if strategy.endswith("/s4") else rows // 2

@@ -19,7 +19,7 @@ def test_two_regions_hold_twice_what_travels(world):
     assert region["ag_gemm"] <= 1.001 * m * K * SIZE
     sent = (world - 1) * ROWS * (N + PADDING) * SIZE
     assert region["gemm_rs"] <= 1.001 * sent
-    assert region["gemm_ar"] <= 2.15 * sent  # partials and results; what pads four sections is a seventh of them
+    assert region["gemm_ar"] <= 2.35 * sent  # partials, padded by a third at most, and results
     for op, needed in region.items():
         total = core.workspace_total_bytes((needed, 0)) - core.workspace_total_bytes((0, 0))
         assert total - 2 * needed < 4096, f"{op}: {total} bytes for two regions of {needed}"
@@ -28,8 +28,8 @@ def test_two_regions_hold_twice_what_travels(world):
 @pytest.mark.skipif(not flux_ops.has_cuda_kernels(), reason="built without the CUDA kernels")
 @pytest.mark.parametrize("world", (2, 3, 4, 8, 16))
 @pytest.mark.parametrize("rows", (128, 256, 384, 512, 1024))
-def test_fewer_rows_of_gemm_ar_are_padded_to_a_tile_at_most(world, rows):
-    """Whatever sections could run: each chunk of them has half a tile of rows, or more."""
+def test_fewer_rows_of_gemm_ar_are_padded_by_a_third_at_most(world, rows):
+    """Whatever kernel and sections could run."""
     needed, _ = extension.module.workspace_needs("gemm_ar", "cuda", world, rows * world, N, K, "bfloat16")
-    partials, results = 2 * rows, rows
+    partials, results = 4 / 3 * rows, rows
     assert needed <= 1.001 * (world - 1) * (partials + results) * (N + PADDING) * SIZE
