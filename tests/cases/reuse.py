@@ -1,6 +1,7 @@
 """One workspace, many calls: changing shapes, slow ranks, refused calls in between, growth."""
 
 import random
+import re
 
 import pytest
 import torch
@@ -144,6 +145,7 @@ def short_k(ctx, rounds):
         "gemm_ar": ("m1/p1/s2", "m1/p4/s2", "n4/p8/s1", "m4/p3/s2", "n1/p2/s4"),
     }
     configs = [(op, f"{kernel}/{more}") for op, names in knobs.items() for more in names for kernel in kernels]
+    configs = [one for one in configs if not re.match("c256.*/s4", one[1])]  # a chunk would fill half a tile
     for op, config in configs:
         strategy = f"fused:{config}"
         case = Case(op, 1000 if op == "gemm_rs" else 1024 * ctx.world, 4104, 64, seed=len(results), dtype=BF16)
