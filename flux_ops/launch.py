@@ -60,6 +60,8 @@ def settle(args):
     args.device = args.device or ("cuda" if gpus > 1 else "cpu")
     started = int(os.environ["WORLD_SIZE"]) if under_launcher() else 0
     args.world = args.world or started or (gpus if args.device == "cuda" else 2)
+    if args.world < 1:
+        raise SystemExit(f"error: {args.world} ranks on {args.device}: there is no GPU here, or --world is negative.")
 
 
 def refuse(command, reason):

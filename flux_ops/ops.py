@@ -223,7 +223,7 @@ def prepare(
         dtype: of the operands.
         device: of the operands; by default the current GPU where there is one and CUDA kernels, else the CPU.
 
-    Does nothing where the fused strategy can't run, and never makes a workspace smaller.
+    Does nothing where no strategy but the plain sequence can run, and never makes a workspace smaller.
     """
     if op not in (None, *OPS):
         raise ValueError(f"prepare: op is {op!r}; allowed are {', '.join(map(repr, OPS))} and None (all of them).")

@@ -15,6 +15,7 @@ from tests.harness.ranks import Ranks
 CPU_WORLDS = (2, 3, 4)
 MAX_RANKS = 16
 RANK_ENV = {"FLUX_TIMEOUT": "20", "OMP_NUM_THREADS": "1", "FLUX_TUNE_CACHE": "off"}
+os.environ.pop("FLUX_CPU_THREADS", None)
 os.environ["FLUX_TUNE_CACHE"] = "off"  # nor does this process use what its user has tuned
 
 

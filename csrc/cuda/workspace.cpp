@@ -11,6 +11,7 @@
 namespace flux::cuda {
 
 void check(cudaError_t error, char const* action) {
+  if (error != cudaSuccess) cudaGetLastError();  // or the next launch of anyone would raise it again
   TORCH_CHECK(error == cudaSuccess, "flux_ops: ", action, " failed: ", cudaGetErrorString(error));
 }
 

@@ -65,11 +65,22 @@ inline int64_t padded_to(int kernel) {
   TileShape const shape = kKernels[kernel].config.shape;
   return int64_t{shape.tile_m} * shape.cluster_m;
 }
-// A chunk of gemm_ar may not be padded by more than a third: what pads it takes memory.
-inline bool is_filled(int64_t rows, int kernel) { return 4 * rows >= 3 * round_up(rows, padded_to(kernel)); }
+// What pads a chunk of gemm_ar takes memory: not more than a third of its rows, or, where there is one section, than the
+// kernels with the smallest tiles need, but never more than its rows.
+inline bool has_least_padding(int sections, int kernel) {
+  int64_t least = padded_to(0);
+  for (int i = 1; i < kNumKernels; ++i) least = std::min(least, padded_to(i));
+  return sections == 1 && padded_to(kernel) == least;
+}
+inline bool is_filled(int64_t rows, int sections, int kernel) {
+  int64_t const padded = round_up(rows, padded_to(kernel));
+  return has_least_padding(sections, kernel) ? 2 * rows >= padded : 4 * rows >= 3 * padded;
+}
 // The most rows that such chunks of up to so many rows are padded to.
-inline int64_t padded_at_most(int64_t rows, int kernel) {
-  return 4 * rows / (3 * padded_to(kernel)) * padded_to(kernel);
+inline int64_t padded_at_most(int64_t rows, int sections, int kernel) {
+  int64_t const tile = padded_to(kernel);
+  if (has_least_padding(sections, kernel)) return 2 * rows >= tile ? round_up(rows, tile) : 0;
+  return 4 * rows / (3 * tile) * tile;
 }
 
 // The problem of the gemm_rs kernel that computes one section after the other; rounded up where M is no multiple.
@@ -151,8 +162,8 @@ inline std::string why_not_fused_choice(Problem const& problem, FusedChoice cons
     return "the kernels for many rows take an M that is a multiple of TP x sections = " +
            std::to_string(many.sections * problem.world);
   }
-  if (!is_filled(section_problem(problem, many.sections).rows, many.kernel)) {
-    return "the kernels for many rows take an M that leaves no more than a quarter of their tiles empty";
+  if (!is_filled(section_problem(problem, many.sections).rows, many.sections, many.kernel)) {
+    return "too much of the tiles of this kernel for many rows is empty";
   }
   if (many.same_order) return "the ranks of a gemm_ar don't take their chunks in one order";
   if (many.sections > kMostArSections || many.pieces > most_ar_pieces(many.sections)) {
@@ -168,7 +179,7 @@ inline int64_t ar_slot_bytes_at_most(Problem const& problem) {
   for (int sections = 1; sections <= kMostArSections; ++sections) {
     for (int kernel = 0; kernel < kNumKernels; ++kernel) {
       Problem chunk = section_problem(problem, sections);
-      chunk.rows = padded_at_most(chunk.rows, kernel);
+      chunk.rows = padded_at_most(chunk.rows, sections, kernel);
       partials = std::max(partials, sections * rs_slot_bytes_of(chunk, kKernels[kernel].config.shape));
     }
   }

@@ -1,6 +1,6 @@
 #pragma once
-// How many clusters of a kernel the current device runs at once. In-kernel waits rely on all CTAs of the grid being
-// resident, so no grid is larger.
+// How many clusters of a kernel the current device runs at once, and their launch. In-kernel waits rely on all CTAs of
+// the grid being resident, so no grid is larger.
 //
 // Ranks that share a GPU leave some SMs to the copies: on one GPU the copy engine's work is done by a kernel.
 
@@ -43,7 +43,7 @@ inline cudaError_t max_active_clusters(void const* kernel, dim3 cluster, int thr
   return cudaSuccess;
 }
 
-// Starts such a kernel. With `overlaps` its beginning may run while the kernel before it ends.
+// Starts a kernel of clusters, after max_active_clusters. With `overlaps` its beginning may run while the kernel before it ends.
 template <class Params>
 cudaError_t launch_clusters(void (*kernel)(Params), Params const& params, dim3 grid, dim3 cluster, int threads,
                             int smem_bytes, bool overlaps, cudaStream_t stream) {

@@ -2,9 +2,9 @@
 // What all kernels share: the CUTLASS collectives of a configuration, and the launch.
 
 #include "cutlass/cutlass.h"
+#include "cutlass/device_kernel.h"
 #include "cutlass/epilogue/collective/collective_builder.hpp"
 #include "cutlass/gemm/collective/collective_builder.hpp"
-#include "cutlass/gemm/device/gemm_universal_adapter.h"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "kernels/launch.hpp"
 #include "kernels/occupancy.hpp"

@@ -27,7 +27,7 @@ Call begin_call(Arguments const& args);
 
 struct Results {
   at::Tensor y;
-  at::Tensor gathered;  // x, where the arguments ask for it
+  at::Tensor gathered;  // x of all ranks, where the arguments ask for it
 };
 
 // Runs the strategy, one that needs a workspace, on the device of x. A peer that does not arrive breaks the group.

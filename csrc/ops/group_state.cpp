@@ -19,6 +19,12 @@ std::unordered_map<std::string, std::shared_ptr<GroupState>>& registry() {
   return *states;
 }
 
+// States of groups that are gone, to be dropped.
+std::vector<std::shared_ptr<GroupState>>& gone() {
+  static auto* states = new std::vector<std::shared_ptr<GroupState>>;
+  return *states;
+}
+
 // Counts the forks between the first use of a group and this process. (getpid would be a system call in every call.)
 int fork_generation() {
   static int generation = 0;
@@ -109,16 +115,15 @@ std::shared_ptr<GroupState> group_state(char const* op, std::string const& group
       return found->second;
     }
 
-    static auto* gone = new std::vector<std::shared_ptr<GroupState>>;  // not dropped yet
     for (auto it = registry().begin(); it != registry().end();) {
       if (is_alive(*it->second)) {
         ++it;
       } else {
-        gone->push_back(std::move(it->second));
+        gone().push_back(std::move(it->second));
         it = registry().erase(it);
       }
     }
-    if (may_drop(*gone)) dropped.swap(*gone);
+    if (may_drop(gone())) dropped.swap(gone());
     static uint64_t next_id = 1;
     state = std::make_shared<GroupState>(group_name, next_id++, group, fork_generation());
     registry()[group_name] = state;
@@ -127,18 +132,19 @@ std::shared_ptr<GroupState> group_state(char const* op, std::string const& group
   return state;
 }
 
-bool drop_group(std::string const& group_name) {
-  std::shared_ptr<GroupState> state;
+void drop_group(std::string const& group_name) {
+  std::vector<std::shared_ptr<GroupState>> dropped;
   {
     std::lock_guard<std::mutex> const lock(registry_mutex);
-    auto const found = registry().find(group_name);
-    if (found == registry().end()) return false;
-    state = found->second;
-    take_turn(*state, "destroy").release();  // for good: a thread that has found the state before can't begin a call
-    registry().erase(found);
+    if (auto const found = registry().find(group_name); found != registry().end()) {
+      // For good: a thread that has found the state before can't begin a call.
+      take_turn(*found->second, "destroy").release();
+      gone().push_back(std::move(found->second));
+      registry().erase(found);
+    }
+    dropped.swap(gone());
   }
-  drop(std::move(state));
-  return true;
+  for (std::shared_ptr<GroupState>& one : dropped) drop(std::move(one));
 }
 
 void forget_plans(std::string const& group_name) { group_state("forget_plans", group_name)->forget_plans(); }

@@ -116,8 +116,8 @@ Turn take_turn(GroupState& state, char const* op);
 c10::intrusive_ptr<c10d::ProcessGroup> resolve_group(char const* op, std::string const& group_name);
 // The state of the group that bears this name now. States of groups that are gone are dropped on the way.
 std::shared_ptr<GroupState> group_state(char const* op, std::string const& group_name);
-// Forgets the group: the next call on it begins anew. False if nothing was known of it.
-bool drop_group(std::string const& group_name);
+// Forgets the group, and all that are gone: the next call on it begins anew.
+void drop_group(std::string const& group_name);
 // Forgets how the group's calls are run: each shape is decided anew. All ranks do it between the same two calls.
 void forget_plans(std::string const& group_name);
 

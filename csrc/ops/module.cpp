@@ -71,8 +71,9 @@ class Step {
     state_ = group_state(what_.c_str(), group_name);
   }
   py::tuple enter() {
-    turn_ = take_turn(*state_, what_.c_str());
+    Turn turn = take_turn(*state_, what_.c_str());
     check_not_broken(*state_, what_.c_str());
+    turn_ = std::move(turn);
     return py::make_tuple(state_->name, state_->id, state_->calls++, what_);
   }
   void leave() { turn_.reset(); }

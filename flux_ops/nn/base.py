@@ -89,14 +89,25 @@ class ParallelLinear(nn.Module):
         return key == "weight" or self.sharding.dim == 0
 
     def own_parameters(self) -> dict[str, nn.Parameter]:
-        """Those of the layer itself, without what others have added to it (LoRA)."""
+        """Those of the layer itself, without what others have added to it (LoRA). NotImplementedError if
+        torch.nn.utils.parametrize has put others in their place.
+        """
+        if hasattr(self, "parametrizations"):
+            raise NotImplementedError(
+                f"{type(self).__name__}: {', '.join(self.parametrizations)} has a parametrization, which acts on this "
+                "rank's piece alone: it has no whole. Remove it with torch.nn.utils.parametrize.remove_parametrizations."
+            )
+        return self._marked_parameters()
+
+    def _marked_parameters(self) -> dict[str, nn.Parameter]:
         own = {key: self._parameters.get(key) for key in ("weight", "bias")}
         return {key: parameter for key, parameter in own.items() if parameter is not None}
 
     # ---- whole parameters
 
     def load_full_state_dict(self, state: dict | Sequence[dict]) -> None:
-        """Takes this rank's pieces from the state dict of the whole nn.Linear. No communication.
+        """Takes this rank's pieces from the state dict of the whole nn.Linear. No communication; under FSDP2 it is
+        collective over the data-parallel ranks, of which the first one's state counts.
 
         Args:
             state: {"weight": [out, in], "bias": [out]}; where layers are merged also a list, one for each.
@@ -178,7 +189,7 @@ class ParallelLinear(nn.Module):
         """Megatron's attributes."""
         cut_dim, parts = self.sharding.dim, self.sharding.parts
         stride = len(parts) if len(set(parts)) == 1 else 1
-        for key, parameter in self.own_parameters().items():
+        for key, parameter in self._marked_parameters().items():
             parameter.allreduce = True
             if self.is_cut(key):
                 parameter.tensor_model_parallel = True

@@ -90,29 +90,34 @@ def sharded_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     What a layer's ranks have cut is a DTensor over its group here, of the parameter's own memory; of a layer that
     merges several, one for each (weight.0, weight.1). All else is as in module.state_dict().
 
-    Raises NotImplementedError where FSDP2 has cut the parameters once more: there use flux_ops.parallel, whose
-    parameters are DTensors from the start.
+    Raises NotImplementedError for a parametrized layer, and where FSDP2 has cut the parameters once more: there use
+    flux_ops.parallel, whose parameters are DTensors from the start.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Shard
 
-    state = module.state_dict()
-    for path, layer in module.named_modules(remove_duplicate=False):
-        if not isinstance(layer, ParallelLinear):
+    # By what they are: wrappers change names.
+    layer_of = {
+        id(parameter): layer
+        for layer in _layers(module)
+        for key, parameter in layer.own_parameters().items()
+        if layer.is_cut(key)
+    }
+    state = {}
+    for name, value in module.state_dict(keep_vars=True).items():
+        layer = layer_of.get(id(value))
+        if layer is None:
+            state[name] = value.detach() if isinstance(value, torch.Tensor) else value
             continue
-        cut = layer.sharding
-        for key in filter(layer.is_cut, layer.own_parameters()):
-            name = f"{path}.{key}" if path else key
-            piece = state.pop(name)
-            if sharding.is_cut_again(piece):
-                raise NotImplementedError(
-                    f"sharded_state_dict: FSDP2 has cut {name} over other ranks, too. The parameters that "
-                    "flux_ops.parallel leaves are DTensors, which torch.distributed.checkpoint takes as they are."
-                )
-            mesh = DeviceMesh.from_group(layer.group, piece.device.type)
-            parts = piece.split(cut.local_parts, cut.dim)
-            for i, part in enumerate(parts):
-                state[f"{name}.{i}" if len(parts) > 1 else name] = DTensor.from_local(part, mesh, [Shard(cut.dim)])
+        if sharding.is_cut_again(value):
+            raise NotImplementedError(
+                f"sharded_state_dict: FSDP2 has cut {name} over other ranks, too. The parameters that "
+                "flux_ops.parallel leaves are DTensors, which torch.distributed.checkpoint takes as they are."
+            )
+        cut, mesh = layer.sharding, DeviceMesh.from_group(layer.group, value.device.type)
+        parts = value.detach().split(cut.local_parts, cut.dim)
+        for i, part in enumerate(parts):
+            state[f"{name}.{i}" if len(parts) > 1 else name] = DTensor.from_local(part, mesh, [Shard(cut.dim)])
     return state
 
 

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -107,6 +108,24 @@ def adapters_are_not_the_layers(ctx):
         layer.load_full_state_dict(state)
 
 
+def wrapped_and_parametrized(ctx):
+    """Wrappers change names, not what a parameter is; a parametrization has no whole, and is refused."""
+    for wrap in (checkpoint_wrapper, nn.Sequential, lambda layer: torch.compile(layer, backend="eager")):
+        layer = ColumnParallelLinear(HIDDEN, INNER, device=ctx.device)
+        model = nn.Sequential(wrap(layer))
+        model.tied = layer.weight
+        state = flux_ops.nn.sharded_state_dict(model)
+        assert state.keys() == model.state_dict().keys()
+        for name, value in state.items():
+            assert value.shape[0] == INNER, name
+            assert value.to_local().data_ptr() == model.state_dict()[name].data_ptr(), name
+    layer = nn.utils.parametrizations.weight_norm(ColumnParallelLinear(HIDDEN, INNER, device=ctx.device))
+    layer.to(torch.float64)
+    for refused in (layer.full_state_dict, lambda: flux_ops.nn.sharded_state_dict(nn.Sequential(layer))):
+        with pytest.raises(NotImplementedError, match="weight has a parametrization"):
+            refused()
+
+
 def through_a_checkpoint(ctx, folder):
     """torch.distributed.checkpoint: saved by groups of all ranks, loaded by groups of two and of one, and back."""
     findings = Findings()
@@ -145,6 +164,10 @@ class LayerCheckpointCases:
     @pytest.mark.worlds(2)
     def test_adapters(self, ranks):
         ranks.run(adapters_are_not_the_layers)
+
+    @pytest.mark.worlds(2)
+    def test_wrapped_and_parametrized(self, ranks):
+        ranks.run(wrapped_and_parametrized)
 
     @pytest.mark.worlds(2, 4)
     def test_checkpoints(self, ranks, tmp_path, record_property):

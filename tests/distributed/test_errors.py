@@ -64,11 +64,11 @@ def slow_products(ctx):
     call(operands, strategy="fused")
     took = torch.tensor(time.monotonic() - started)
     dist.all_reduce(took, dist.ReduceOp.MIN)
-    seconds = 0.3 * took.item()  # the own products are half of it, and come before the wait
+    seconds = 0.4 * took.item()  # the own products are half of it, and come before the wait
     flux_ops.set_timeout(seconds)
     try:
         if ctx.rank == 1:
-            time.sleep(0.4 * seconds)
+            time.sleep(0.6 * took.item())  # so that the other one has to wait
         call(operands, strategy="fused")
     finally:
         flux_ops.set_timeout(30)

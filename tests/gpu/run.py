@@ -4,8 +4,8 @@
     python tests/gpu/run.py -k "grid or graph"   a selection, as pytest's -k has it
     python tests/gpu/run.py --worlds 2 --limit 300
     python tests/gpu/run.py --ranks-per-gpu 4    on a machine with one GPU: ranks that share it and compute in turn, a
-                                                 few milliseconds each. It runs the tests of kernels and layers: gloo
-                                                 stands in for NCCL, and no CUDA graph can capture that
+                                                 few milliseconds each. It runs what needs no NCCL: gloo stands in
+                                                 for it, and no CUDA graph can capture that
     python tests/gpu/run.py --every-config --worlds 2 --limit 3000
                                                  the tests that hold for any configuration, with each of the tuner's
                                                  candidates in turn; a row for each (--configs A,B: with these)

@@ -192,7 +192,7 @@ void what_gemm_ar_can_not_cut_is_refused() {
   for (int sections = 1; sections <= kMostArSections; ++sections) {  // 256 rows of each chunk are computed
     FusedChoice choice;
     parse_fused_choice(Op::kGemmAr, "p128x192_2x1/m1/p1/s" + std::to_string(sections), &choice);
-    int64_t const rows = int64_t{192} * 4 * sections, fewer = rows - int64_t{4} * sections;
+    int64_t const rows = int64_t{sections == 1 ? 128 : 192} * 4 * sections, fewer = rows - int64_t{4} * sections;
     CHECK(why_not_fused_choice(problem_of(Op::kGemmAr, 4, rows, 4096, 4096), choice).empty(), "%d", sections);
     CHECK(!why_not_fused_choice(problem_of(Op::kGemmAr, 4, fewer, 4096, 4096), choice).empty(), "%d", sections);
   }

@@ -27,9 +27,18 @@ def test_two_regions_hold_twice_what_travels(world):
 
 @pytest.mark.skipif(not flux_ops.has_cuda_kernels(), reason="built without the CUDA kernels")
 @pytest.mark.parametrize("world", (2, 3, 4, 8, 16))
-@pytest.mark.parametrize("rows", (128, 256, 384, 512, 1024))
-def test_fewer_rows_of_gemm_ar_are_padded_by_a_third_at_most(world, rows):
+@pytest.mark.parametrize("rows", (128, 256, 300, 384, 512, 1024))
+def test_fewer_rows_of_gemm_ar_are_padded_by_a_third_or_to_a_tile_at_most(world, rows):
     """Whatever kernel and sections could run."""
     needed, _ = extension.module.workspace_needs("gemm_ar", "cuda", world, rows * world, N, K, "bfloat16")
-    partials, results = 4 / 3 * rows, rows
+    partials, results = max(4 / 3 * rows, -(-rows // 256) * 256), rows
     assert needed <= 1.001 * (world - 1) * (partials + results) * (N + PADDING) * SIZE
+
+
+@pytest.mark.skipif(not flux_ops.has_cuda_kernels(), reason="built without the CUDA kernels")
+@pytest.mark.parametrize("world", (2, 4, 8, 16))
+def test_some_kernel_takes_every_size_of_gemm_ar(world):
+    """From 128 rows of each rank on: what leaves tiles empty is slow, but can be asked for."""
+    for rows in (128, 129, 256, 257, 300, 383, 513, 575, 1025):
+        names = extension.module.candidates("gemm_ar", "cuda", world, rows * world, N, K, "bfloat16", False)
+        assert any(name.startswith("fused:p") and name.endswith("/s1") for name in names), (rows, names)
