@@ -95,7 +95,7 @@ class ParallelLinear(nn.Module):
         if hasattr(self, "parametrizations"):
             raise NotImplementedError(
                 f"{type(self).__name__}: {', '.join(self.parametrizations)} has a parametrization, which acts on this "
-                "rank's piece alone: it has no whole. Remove it with torch.nn.utils.parametrize.remove_parametrizations."
+                "rank's piece alone: it has no whole. Take it off: torch.nn.utils.parametrize.remove_parametrizations."
             )
         return self._marked_parameters()
 
