@@ -47,7 +47,10 @@ def load():
     """(module, "") or (None, reason)."""
     path = _extension_file()
     if path is None:
-        return None, "the compiled part flux_ops/_C is missing; build it with `make build` or `pip install .`"
+        return None, (
+            "the compiled part flux_ops/_C is missing; build it with `make build` or `pip install .` (if that is done: "
+            "Python finds the sources first where they lie; run in another folder)"
+        )
     try:
         built_for = _built_for(path)
     except OSError as error:

@@ -132,6 +132,12 @@ class Hooks:
     def known_groups(self) -> list[str]:
         return sorted({members.group_name for members in self._members.values()})
 
+    @staticmethod
+    def end_unused(group_name: str) -> None:
+        """Counts like the others, which may have made calls on the group since it was last destroyed: this rank has not."""
+        with contextlib.suppress(RuntimeError):  # the store may be gone with its rank
+            Members.of(group_name)
+
     def _of(self, site: Site) -> Members:
         if site.state_id not in self._members:
             self._members[site.state_id] = Members.of(site.group_name)

@@ -265,7 +265,11 @@ def destroy(group: dist.ProcessGroup | None = None) -> None:
         for name in _hooks.known_groups():
             _core.drop_group(name)
         return
-    _core.drop_group(_group_name("destroy", group, may_be_destroyed=True))
+    name = _group_name("destroy", group, may_be_destroyed=True)
+    has_joined = name in _hooks.known_groups()
+    _core.drop_group(name)
+    if not has_joined and (group is None or group in distributed_c10d._world.pg_map):
+        _hooks.end_unused(name)
 
 
 def set_timeout(seconds: float) -> None:

@@ -37,6 +37,8 @@ Problem check_arguments(Arguments const& args, int rank, int world) {
   char const* op = op_name(args.op);
   at::Tensor const& x = args.x;
   at::Tensor const& weight = args.weight;
+  TORCH_CHECK_TYPE(x.defined() && weight.defined(), op, ": ", x.defined() ? "weight" : "x",
+                   " is None; it must be a tensor.");
   TORCH_CHECK_VALUE(is_allowed_strategy(args.strategy), op, ": strategy is '", args.strategy, "'; allowed are ",
                     kAllowedStrategies, ".");
   TORCH_CHECK_VALUE(x.dim() >= 2, op, ": x must have at least 2 dimensions, [tokens, ..., K]; it has shape ", x.sizes(),

@@ -50,15 +50,19 @@ def allreduce_sequence_parallel_grads(module: nn.Module, group: dist.ProcessGrou
 
     Args:
         module: the model.
-        group: the tensor-parallel group; by default all ranks.
+        group: the tensor-parallel group; by default that of the layers, or all ranks if there is no layer.
 
     The gradient is `main_grad` where the parameter has one, else `grad`; of a DTensor, as FSDP2 cuts them, this rank's
     part. A parameter without a gradient is left out: on all ranks alike. fully_shard puts parameters of its own in the
     place of those it finds, and load_state_dict(assign=True) those that it loads: give them the attribute again.
 
     Raises, before anything is added up: TypeError for what is no group; ValueError for one that has been destroyed, or
-    that this rank is no member of.
+    that this rank is no member of, and where the layers have several groups and none is given.
     """
+    if group is None and (groups := {layer.group_name: layer.group for layer in _layers(module)}):
+        if len(groups) > 1:
+            raise ValueError(f"allreduce_sequence_parallel_grads: the layers have {len(groups)} groups; say which.")
+        (group,) = groups.values()
     group_name_of("allreduce_sequence_parallel_grads", group)
     biases = {id(layer.bias) for layer in _layers(module) if layer.sequence_parallel and not layer.is_cut("bias")}
     grads = []

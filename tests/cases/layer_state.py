@@ -135,6 +135,16 @@ def gradients_of_replicated(ctx):
         want = float(total if is_summed else ctx.rank + 1)
         assert (parameter.grad == want).all(), (name, parameter.grad, want)
     assert (model["main"].weight.main_grad == ctx.world * (ctx.world - 1)).all()
+    pairs = [dist.new_group([rank, rank + 1]) for rank in range(0, ctx.world, 2)]
+    mine = pairs[ctx.rank // 2]
+    layer = RowParallelLinear(IN, OUT, group=mine, sequence_parallel=True, device=ctx.device)
+    layer.bias.grad = torch.full_like(layer.bias, ctx.rank + 1.0)
+    flux_ops.nn.allreduce_sequence_parallel_grads(layer)  # over the layer's group
+    assert (layer.bias.grad == 4 * (ctx.rank // 2) + 3).all(), layer.bias.grad
+    layer.other = RowParallelLinear(IN, OUT, device=ctx.device)
+    if ctx.world > 2:
+        with pytest.raises(ValueError, match="have 2 groups; say which"):
+            flux_ops.nn.allreduce_sequence_parallel_grads(layer)
 
 
 def inference_first(ctx, kind, sequence_parallel, compiles):

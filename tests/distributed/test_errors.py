@@ -56,6 +56,23 @@ def call_beside_prepare(ctx, op):
     assert check(ctx, case, group=group) is None
 
 
+def first_call_alone(ctx, op):
+    """Where the first call of a group has failed for want of a peer, destroy() on all ranks, equally often, helps."""
+    case = Case(op, 16, 24, 40)
+    for times in (1, 2):
+        group = dist.new_group(list(range(ctx.world)))
+        if ctx.rank == 0:
+            flux_ops.set_timeout(0.5)
+            for _ in range(2):  # the second one is refused at once
+                with pytest.raises(dist.DistBackendError):
+                    call(make(ctx, case, group), group=group)
+            flux_ops.set_timeout(30)
+        dist.barrier()
+        for _ in range(times):
+            flux_ops.destroy(group)
+        assert check(ctx, case, group=group) is None
+
+
 def slow_products(ctx):
     """The timeout is of a wait: a rank whose own products take longer than that still waits for its peer."""
     operands = make(ctx, Case("ag_gemm", 2048, 2048, 2048, FP64, seed=4))
@@ -92,6 +109,13 @@ class TestThreads:
     @pytest.mark.parametrize("op", OPS)
     def test_a_call_beside_prepare_is_refused(self, ranks, op):
         ranks.run(call_beside_prepare, op)
+
+
+class TestFirstCallAlone:
+    @pytest.mark.worlds(2, 3)
+    @pytest.mark.parametrize("op", OPS)
+    def test_destroy_mends_the_group(self, ranks, op):
+        ranks.run(first_call_alone, op)
 
 
 class TestSlowProducts:

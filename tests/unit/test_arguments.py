@@ -72,6 +72,13 @@ def test_groups(op):
         getattr(torch.ops.flux, op.__name__)(x, w, None, "nowhere", *[False] * (op is flux_ops.ag_gemm), "auto")
 
 
+@ops
+def test_no_tensor(op):
+    x, w = torch.ones(4, 8), torch.ones(3, 8)
+    refused(op, TypeError, "x is None", args=(None, w))
+    refused(op, TypeError, "weight is None", args=(x, None))
+
+
 def test_groups_of_destroy_and_tune():
     for name, call in (("destroy", flux_ops.destroy), ("tune", Tuner)):
         with pytest.raises(ValueError, match=f"{name}: this rank is not a member of group"):
