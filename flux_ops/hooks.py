@@ -134,7 +134,7 @@ class Hooks:
 
     @staticmethod
     def end_unused(group_name: str) -> None:
-        """Counts like the others, which may have made calls on the group since it was last destroyed: this rank has not."""
+        """Of a group on which this rank has made no call since it was last destroyed: the others may have, and all count."""
         with contextlib.suppress(RuntimeError):  # the store may be gone with its rank
             Members.of(group_name)
 
