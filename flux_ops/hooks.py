@@ -134,7 +134,7 @@ class Hooks:
 
     @staticmethod
     def end_unused(group_name: str) -> None:
-        """Of a group on which this rank has made no call since it was last destroyed: the others may have, and all count."""
+        """Counts a life of the group in which this rank has made no call: the others may have."""
         with contextlib.suppress(RuntimeError):  # the store may be gone with its rank
             Members.of(group_name)
 
