@@ -65,8 +65,8 @@ inline int64_t padded_to(int kernel) {
   TileShape const shape = kKernels[kernel].config.shape;
   return int64_t{shape.tile_m} * shape.cluster_m;
 }
-// What pads a chunk of gemm_ar takes memory: not more than a third of its rows, or, where there is one section, than the
-// kernels with the smallest tiles need, but never more than its rows.
+// What pads a chunk of gemm_ar takes memory: not more than a third of its rows, or, where there is one section, than
+// the kernels with the smallest tiles need, but never more than its rows.
 inline bool has_least_padding(int sections, int kernel) {
   int64_t least = padded_to(0);
   for (int i = 1; i < kNumKernels; ++i) least = std::min(least, padded_to(i));

@@ -43,7 +43,8 @@ inline cudaError_t max_active_clusters(void const* kernel, dim3 cluster, int thr
   return cudaSuccess;
 }
 
-// Starts a kernel of clusters, after max_active_clusters. With `overlaps` its beginning may run while the kernel before it ends.
+// Starts a kernel of clusters, after max_active_clusters. With `overlaps` its beginning may run while the kernel before
+// it ends.
 template <class Params>
 cudaError_t launch_clusters(void (*kernel)(Params), Params const& params, dim3 grid, dim3 cluster, int threads,
                             int smem_bytes, bool overlaps, cudaStream_t stream) {
