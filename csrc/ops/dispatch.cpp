@@ -272,9 +272,9 @@ std::string config_names(c10::DeviceType device) {
 
 void check_not_broken(GroupState const& state, char const* op) {
   TORCH_CHECK_WITH(DistBackendError, state.broken.empty(), op, ": group '", state.name,
-              "' can't be used any more, because its ranks are out of step since an earlier call failed. Call "
-              "flux_ops.destroy(group) on every rank, or make a new group. The earlier failure: ",
-              state.broken);
+                   "' can't be used any more, because its ranks are out of step since an earlier call failed. Call "
+                   "flux_ops.destroy(group) on every rank, or make a new group. The earlier failure: ",
+                   state.broken);
 }
 
 Call begin_call(Arguments const& args) {
