@@ -253,6 +253,24 @@ def prepare(
         _hooks.grow(site, where, tuple(map(max, zip(*needs, strict=True))))
 
 
+def agree(group: dist.ProcessGroup, text: str, proposal: str) -> str:
+    """Rank 0's proposal, on all ranks, which do the same thing there: `text` says what. Collective.
+
+    Raises ValueError if their texts differ, and torch.distributed.DistBackendError for a rank that comes too late.
+    """
+    if group.size() == 1:
+        return proposal
+    if _core is None:
+        said = [None] * group.size()
+        dist.all_gather_object(said, (text, proposal), group=group)
+        texts, proposals = zip(*said, strict=True)
+        if len(set(texts)) > 1:
+            raise ValueError(f"{text}: the ranks do not make the same: {', '.join(texts)}.")
+        return proposals[0]
+    with _core.Step(group.group_name, text.partition("(")[0]) as site:
+        return _hooks.agree(site, text, (proposal, ""))[0]
+
+
 def destroy(group: dist.ProcessGroup | None = None) -> None:
     """Frees what flux_ops holds for the group; call it on every rank, equally often. The next call begins anew.
 

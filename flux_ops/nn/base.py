@@ -65,7 +65,7 @@ class ParallelLinear(nn.Module):
         return distributed_c10d._resolve_process_group(self.group_name)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draws the parameters: the same model whatever TP is. Collective.
+        """Draws the parameters: the same model whatever TP is. Collective: it waits as long as set_timeout says.
 
         Every rank draws the whole weight (of one part, where layers are merged) and keeps its piece. The numbers begin
         at a seed that rank 0 draws from `generator`, by default from torch's generator of the CPU, whose other draws
@@ -77,7 +77,8 @@ class ParallelLinear(nn.Module):
         bound = 1 / math.sqrt(self.in_features)  # what kaiming_uniform_(weight, a=sqrt(5)) comes to
         fill_weight = self.init_method or (lambda whole: whole.uniform_(-bound, bound))
         fill_bias = (lambda whole: whole.zero_()) if self.init_method else (lambda whole: whole.uniform_(-bound, bound))
-        with sharding.seeded(sharding.common_seed(generator, self.group), self.weight.device):
+        made = f"{type(self).__name__}({self._common_repr()})"
+        with sharding.seeded(sharding.common_seed(generator, self.group, made), self.weight.device):
             shape = [self.out_features, self.in_features]
             sharding.draw(self.weight, self.sharding, self.rank, shape, fill_weight)
             if self.bias is not None:
@@ -228,9 +229,10 @@ class ParallelLinear(nn.Module):
         """(op, N, K) of the overlapped products that the forward, and with `training` the backward, make."""
         raise NotImplementedError
 
-    def extra_repr(self) -> str:
+    def _common_repr(self) -> str:
+        """What the ranks have in common."""
         parts = list(self.sharding.parts) if len(self.sharding.parts) > 1 else self.out_features
-        return (
-            f"in_features={self.in_features}, out_features={parts}, bias={self.bias is not None}, "
-            f"sequence_parallel={self.sequence_parallel}, rank {self.rank} of TP={self.world}"
-        )
+        return f"in_features={self.in_features}, out_features={parts}, bias={self.bias is not None}"
+
+    def extra_repr(self) -> str:
+        return f"{self._common_repr()}, sequence_parallel={self.sequence_parallel}, rank {self.rank} of TP={self.world}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from flux_ops import reference
+from flux_ops import ops, reference
 
 
 class Sharding:
@@ -36,16 +36,14 @@ class Sharding:
         return self.unshard(shards.unbind(0))
 
 
-def common_seed(generator: torch.Generator | None, group: dist.ProcessGroup) -> int:
-    """A number that all ranks of the group share: rank 0 draws it. Collective.
+def common_seed(generator: torch.Generator | None, group: dist.ProcessGroup, layer: str) -> int:
+    """A number that all ranks of the group share: rank 0 draws it. Collective; `layer`, what they make, is compared.
 
     Every rank draws, so that generators that were in step stay so.
     """
     device = generator.device if generator is not None else "cpu"
-    drawn = [int(torch.randint(2**62, (), generator=generator, device=device, dtype=torch.int64))]
-    if group.size() > 1:
-        dist.broadcast_object_list(drawn, group=group, group_src=0)
-    return drawn[0]
+    drawn = int(torch.randint(2**62, (), generator=generator, device=device, dtype=torch.int64))
+    return int(ops.agree(group, layer, str(drawn)))
 
 
 @contextlib.contextmanager

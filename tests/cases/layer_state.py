@@ -63,6 +63,24 @@ def generators_stay_in_step(ctx):
     assert not torch.equal(made[0].weight, made[2].weight)
 
 
+def made_unlike(ctx):
+    """Ranks that make unlike layers, or of which one makes none, end in errors that say so; then all is well."""
+    group = dist.new_group(list(range(ctx.world)))
+    with pytest.raises(ValueError, match="the ranks do not make the same call") as error:
+        ColumnParallelLinear(IN, OUT * (2 if ctx.rank == 0 else 1), group=group, device=ctx.device)
+    assert f"rank 0: ColumnParallelLinear(in_features={IN}, out_features={2 * OUT}" in str(error.value)
+    layer = ColumnParallelLinear(IN, OUT, group=group, device=ctx.device)
+    flux_ops.set_timeout(0.5)
+    if ctx.rank > 0:
+        with pytest.raises(dist.DistBackendError, match=r"RowParallelLinear on group .* waited 0.5 s for rank 0 "):
+            RowParallelLinear(IN, OUT, group=group, device=ctx.device)
+    flux_ops.set_timeout(30)
+    dist.barrier()
+    flux_ops.destroy(group)
+    layer.reset_parameters()
+    RowParallelLinear(IN, OUT, group=group, device=ctx.device)
+
+
 def round_trips(ctx):
     """Whole state dicts in and out, shards in and out, from nn.Linear, through meta, copies and pickles."""
     findings = Findings()
@@ -180,6 +198,10 @@ class LayerStateCases:
     @pytest.mark.worlds(2, 4)
     def test_generators_stay_in_step(self, ranks):
         ranks.run(generators_stay_in_step)
+
+    @pytest.mark.worlds(2, 4)
+    def test_unlike_layers(self, ranks):
+        ranks.run(made_unlike)
 
     @pytest.mark.worlds(2, 4)
     def test_state_dicts(self, ranks, record_property):
