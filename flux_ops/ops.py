@@ -243,11 +243,13 @@ def prepare(
     where = (device.type, index if device.type == "cuda" else -1)
 
     name = str(dtype).removeprefix("torch.")
-    ops = [one for one in ((op,) if op else OPS) if _core.may_overlap(one, device.type, world, n, k, name)]
     with _core.Step(group_name, "prepare") as site:
         if settings.check_ranks:
             _hooks.agree(site, f"prepare(op {op}, max_m {max_m}, n {n}, k {k}, {name} on {device.type})")
-        if _hooks.why_not_connected(site, where) or not ops:
+        if _hooks.why_not_connected(site, where):
+            return
+        ops = [one for one in ((op,) if op else OPS) if _core.may_overlap(one, device.type, world, n, k, name)]
+        if not ops:
             return
         needs = [_core.workspace_needs(one, device.type, world, max_m, n, k, name) for one in ops]
         _hooks.grow(site, where, tuple(map(max, zip(*needs, strict=True))))

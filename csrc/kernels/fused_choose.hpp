@@ -204,10 +204,9 @@ constexpr double kFullTiles = 0.8;      // the least row_fill where the padding 
 inline double row_fill(Problem const& problem, FusedChoice const& choice) {
   auto const fill = [](int64_t rows, int64_t tile) { return double(rows) / double(round_up(rows, tile)); };
   if (choice.is_few_rows()) return fill(total_rows(problem), kFewRowsKernels[choice.few_rows].tile_m);
-  TileShape const shape = kKernels[choice.many_rows.kernel].config.shape;
   bool const ar = problem.op == Op::kGemmAr;
   int64_t const rows = ar ? section_problem(problem, choice.many_rows.sections).rows : problem.rows;
-  return fill(rows, int64_t{shape.tile_m} * shape.cluster_m);
+  return fill(rows, padded_to(choice.many_rows.kernel));
 }
 
 // The least time of a product for many rows with more than two ranks, or what runs beside fused is faster: SMs send

@@ -288,8 +288,8 @@ std::tuple<at::Tensor, at::Tensor> ag_gemm_autograd(c10::DispatchKeySet keys, at
   c10::DispatchKeySet const below = keys & c10::after_ADInplaceOrView_keyset;
   if (torch::autograd::compute_requires_grad(x, weight, bias)) {
     variable_list const results = AgGemm::apply(x, weight, bias, group_name, return_gathered, strategy, below);
-    // (mark_non_differentiable says the same, but not to compiled autograd.)
-    return {results[0], x.requires_grad() ? results[1] : results[1].detach()};
+    // A gathered x that needs no gradient. (mark_non_differentiable says the same, but not to compiled autograd.)
+    return {results[0], return_gathered && !x.requires_grad() ? results[1].detach() : results[1]};
   }
   at::AutoDispatchBelowADInplaceOrView const guard;
   return ag_gemm_op().redispatch(below, x, weight, bias, group_name, return_gathered, strategy);

@@ -284,9 +284,9 @@ Call begin_call(Arguments const& args) {
   call.turn = take_turn(state, op_name(args.op));
   call.site = {state.name, state.id, state.calls++, op_name(args.op)};
   check_not_broken(state, call.site.op);
-  Problem const problem = checked_problem(state, call.site, args);
-  check_fault(state, args.x.device().type());
-  Signature const signature{problem, args.has_bias(), args.return_gathered, args.x.device().type(), args.strategy};
+  Signature const signature{checked_problem(state, call.site, args), args.has_bias(), args.return_gathered,
+                            args.x.device().type(), args.strategy};
+  check_fault(state, signature.device);
   call.plan = state.find_plan(signature);
   if (call.plan == nullptr) call.plan = make_plan(state, call.site, args, signature);
   TORCH_CHECK_NOT_IMPLEMENTED(!call.plan->choice.refused, call.site.op, ": strategy '", strategy_name(call.strategy()),
