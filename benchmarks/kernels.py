@@ -2,10 +2,11 @@
 
     python benchmarks/kernels.py --tp 2,4 --lists mlp,gpt3
     python benchmarks/kernels.py --ops ag_gemm --kernels c128x256_2x1,p128x128_2x1 --orders m1,n2
+    python benchmarks/kernels.py --lists decode --ops ag_gemm,gemm_ar       the kernels for few rows
 
-Each kernel computes what a rank of TP would, with all that its peers would send there from the start. A first pass
-times every kernel and tile order a few times, a second one the fastest of them: interleaved, as in flux_ops bench. The
-results are written to benchmarks/results/ and to $OUT.
+Each kernel computes what a rank of TP would, with all that its peers would send there from the start (those for few
+rows: what a rank would that has no peers). A first pass times every kernel and tile order a few times, a second one the
+fastest of them: interleaved, as in flux_ops bench. The results are written to benchmarks/results/ and to $OUT.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from flux_ops.tuner.shapes import read_lists
 
 TOLERANCE = 2e-2
 FIRST_ROUNDS = 3
+FEW_ROWS = 512  # up to so many the kernels for few rows are measured
 
 
 def parse_arguments():
@@ -34,8 +36,7 @@ def parse_arguments():
     parser.add_argument("--shapes", default="", help="only these shapes, by name")
     parser.add_argument("--tp", default="2,4")
     parser.add_argument("--ops", default="ag_gemm,gemm_rs")
-    for_many_rows = [name for name in extension.module.config_names("cuda").split() if name[0].isalpha()]
-    parser.add_argument("--kernels", default=",".join(for_many_rows))
+    parser.add_argument("--kernels", default="", help="comma-separated; default: all for so many rows")
     parser.add_argument("--orders", default="m1,m4,n2,n4")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--keep", type=int, default=6, help="candidates of the second pass")
@@ -53,44 +54,46 @@ class Row:
         gen = torch.Generator(device).manual_seed(1)
         per_call = 2 * (x_size[0] * x_size[1] + w_size[0] * w_size[1])
         copies = min(max(ROTATE_BYTES // per_call, 1), MAX_COPIES)
-        self.op, self.tp = op, tp
+        self.op, self.tp, self.m = op, tp, m
         self.x = [torch.randn(x_size, generator=gen, device=device).bfloat16() for _ in range(copies)]
         weight = (torch.randn(w_size, generator=gen, device=device) * w_size[1] ** -0.5).bfloat16()
         self.w = [weight.clone() for _ in range(copies)]
-        self.scratch = torch.zeros(0, dtype=torch.uint8, device=device)
 
     def gemm(self, i):
         return F.linear(self.x[i % len(self.x)], self.w[i % len(self.w)])
 
     def candidate(self, config):
         core, where = extension.module, (self.tp, config)
-        needed = core.alone_scratch_bytes(self.op, self.x[0], self.w[0], *where)
-        if self.scratch.numel() < needed:
-            self.scratch = torch.zeros(needed, dtype=torch.uint8, device=self.scratch.device)
-        scratch = self.scratch
+        scratch = core.alone_scratch(self.op, self.x[0], self.w[0], *where)
         return lambda i: core.run_alone(self.op, self.x[i % len(self.x)], self.w[i % len(self.w)], *where, scratch)
 
     def expected(self):
-        rows = self.x[0].shape[0] // self.tp
-        return self.gemm(0) if self.op == "ag_gemm" else self.gemm(0)[-rows:]
+        whole = self.op == "ag_gemm" or self.m <= FEW_ROWS
+        return self.gemm(0) if whole else self.gemm(0)[-self.m // self.tp :]
+
+    def configs(self, args):
+        few = self.m <= FEW_ROWS
+        names = [name for name in extension.module.config_names("cuda").split() if name[0].isdigit() == few]
+        names = list(filter(None, args.kernels.split(","))) or names
+        if few:
+            return [f"{name}/one-shot" if self.op == "gemm_ar" else name for name in names]
+        return [f"{name}/{order}/p1" for name in names for order in args.orders.split(",")]
 
 
 def measure(place, clock, op, shape, tp, args):
     row = Row(op, shape, tp, place.device)
     calls, want = {GEMM: row.gemm}, row.expected()
-    for kernel in args.kernels.split(","):
-        for order in args.orders.split(","):
-            config = f"{kernel}/{order}/p1"
-            try:
-                call = row.candidate(config)
-                error = difference(call(0), want)
-            except (RuntimeError, ValueError) as reason:
-                print(f"{config}: {str(reason).splitlines()[0]}")
-                continue
-            if not error <= TOLERANCE:
-                print(f"{config}: wrong by {error:.1e}")
-                continue
-            calls[config] = call
+    for config in row.configs(args):
+        try:
+            call = row.candidate(config)
+            error = difference(call(0), want)
+        except (RuntimeError, ValueError) as reason:
+            print(f"{config}: {str(reason).splitlines()[0]}")
+            continue
+        if not error <= TOLERANCE:
+            print(f"{config}: wrong by {error:.1e}")
+            continue
+        calls[config] = call
     works = {}
     for name, call in calls.items():
         count = timing.calls_per_sample(place, clock, call)
@@ -123,7 +126,7 @@ def run(place, args):
     folders = report.folders(keep=True)
     for op in args.ops.split(","):
         for tp in map(int, args.tp.split(",")):
-            for shape in shapes:
+            for shape in (shape for shape in shapes if shape.suits(op, tp)):
                 document["rows"].append(measure(place, clock, op, shape, tp, args))
                 report.write(document, args.name, folders)
                 torch.cuda.empty_cache()
@@ -131,7 +134,7 @@ def run(place, args):
     for op in args.ops.split(","):
         for tp in map(int, args.tp.split(",")):
             rows = [r["ratio"] for r in document["rows"] if r["op"] == op and r["tp"] == tp]
-            best = [min(v for name, v in ratio.items() if name != GEMM) for ratio in rows]
+            best = [min(v for name, v in ratio.items() if name != GEMM) for ratio in rows if len(ratio) > 1]
             summary = f"mean {report.mean(best):.3f}, worst {max(best):.3f}, at most 1 on {sum(v <= 1 for v in best)}"
             print(f"{op} tp{tp}: the best kernel's time / cuBLAS: {summary} of {len(best)} shapes")
 

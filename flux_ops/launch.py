@@ -61,7 +61,8 @@ def settle(args):
     started = int(os.environ["WORLD_SIZE"]) if under_launcher() else 0
     args.world = args.world or started or (gpus if args.device == "cuda" else 2)
     if args.world < 1:
-        raise SystemExit(f"error: {args.world} ranks on {args.device}: there is no GPU here, or --world is negative.")
+        reason = f"{args.world} ranks on {args.device}: there is no GPU here, or --world is negative."
+        raise SystemExit(refuse(getattr(args, "command", "launch"), reason))
 
 
 def refuse(command, reason):

@@ -5,22 +5,24 @@
 namespace flux {
 namespace {
 
-// The driver's stream memory operations, found at run time: the extension loads on machines without a driver.
+// A function of the driver, found at run time: the extension loads on machines without a driver.
+template <class Function>
+cudaError_t find(char const* name, unsigned version, Function*& function) {
+  cudaDriverEntryPointQueryResult found;
+  auto** const address = reinterpret_cast<void**>(&function);
+  cudaError_t const error = cudaGetDriverEntryPointByVersion(name, address, version, cudaEnableDefault, &found);
+  if (error != cudaSuccess) return error;
+  return found == cudaDriverEntryPointSuccess ? cudaSuccess : cudaErrorSymbolNotFound;
+}
+
 struct MemoryOps {
-  decltype(&cuStreamWriteValue64) write64 = nullptr;
-  decltype(&cuStreamBatchMemOp) batch = nullptr;
+  decltype(cuStreamWriteValue64)* write64 = nullptr;
+  decltype(cuStreamBatchMemOp)* batch = nullptr;
   cudaError_t error = cudaSuccess;
 
   MemoryOps() {
-    find("cuStreamWriteValue64", reinterpret_cast<void**>(&write64));
-    find("cuStreamBatchMemOp", reinterpret_cast<void**>(&batch));
-  }
-
-  void find(char const* name, void** function) {
-    cudaDriverEntryPointQueryResult found;
-    cudaError_t const result = cudaGetDriverEntryPointByVersion(name, function, 12000, cudaEnableDefault, &found);
-    if (result != cudaSuccess) error = result;
-    if (result == cudaSuccess && found != cudaDriverEntryPointSuccess) error = cudaErrorSymbolNotFound;
+    error = find("cuStreamWriteValue64", 12000, write64);
+    if (error == cudaSuccess) error = find("cuStreamBatchMemOp", 12000, batch);
   }
 };
 
@@ -56,6 +58,15 @@ cudaError_t stream_take(cudaStream_t stream, uint32_t* counter, uint32_t value, 
   ops[2].writeValue.value = 0;
   int const first = word == nullptr ? 1 : 0;
   return to_runtime_error(memory_ops().batch(stream, 3 - first, ops + first, 0));
+}
+
+bool is_of_green_context(cudaStream_t stream) {
+  static auto* const get = [] {
+    decltype(cuStreamGetGreenCtx)* function = nullptr;
+    return find("cuStreamGetGreenCtx", 12040, function) == cudaSuccess ? function : nullptr;  // older drivers have none
+  }();
+  CUgreenCtx context = nullptr;
+  return get != nullptr && get(stream, &context) == CUDA_SUCCESS && context != nullptr;
 }
 
 }  // namespace flux

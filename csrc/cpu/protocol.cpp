@@ -5,12 +5,15 @@
 #include <chrono>
 #include <thread>
 
+#include "ops/hooks.hpp"
+
 namespace flux::cpu {
 namespace {
 
 constexpr int kSpins = 256;  // a few microseconds
 constexpr int kYields = 64;  // then let others run
 constexpr auto kNap = std::chrono::microseconds(50);
+constexpr int kNapsBetweenSignals = 512;  // of Python: some 50 ms
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -65,6 +68,7 @@ void Exchange::wait(int source, int piece, int tile, char const* unit) const {
           std::this_thread::yield();
         } else {
           std::this_thread::sleep_for(kNap);
+          if (i % kNapsBetweenSignals == 0 && std::this_thread::get_id() == caller_) hooks().check_signals();
         }
       }
       seen = __atomic_load_n(&word, __ATOMIC_ACQUIRE);

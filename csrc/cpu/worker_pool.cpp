@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "cpu/protocol.hpp"
+#include "ops/hooks.hpp"
 
 // Of the OpenMP runtime and the MKL that torch brings. Both settings are of the calling thread alone.
 extern "C" void omp_set_num_threads(int);
@@ -17,6 +19,8 @@ extern "C" __attribute__((weak)) int MKL_Set_Num_Threads_Local(int);
 
 namespace flux::cpu {
 namespace {
+
+constexpr std::chrono::milliseconds kBetweenSignals{50};  // of Python, for whose handlers a wait is interrupted
 
 // A tile is the unit of parallel work: inside it ATen must not start threads.
 void make_this_thread_serial() {
@@ -42,6 +46,12 @@ class Pool {
     error_ = nullptr;
     ++job_;
     wake_.notify_all();
+  }
+
+  // Whether the work ends within that time.
+  bool ends_within(std::chrono::milliseconds time) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return done_.wait_for(lock, time, [this] { return running_ == 0; });
   }
 
   std::exception_ptr end() {
@@ -130,6 +140,7 @@ void run_workers(int num_workers, std::function<void()> const& work, std::functi
   std::exception_ptr error;
   try {
     meanwhile();
+    while (!pool->ends_within(kBetweenSignals)) hooks().check_signals();
   } catch (Cancelled const&) {  // a worker has the error
   } catch (...) {
     error = std::current_exception();

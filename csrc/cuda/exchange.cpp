@@ -4,9 +4,8 @@
 
 namespace flux::cuda {
 
-ExchangeArgs exchange_args(Problem const& problem, ExchangeForm form, Workspace& workspace, CallInfo const& info,
-                           cudaStream_t stream) {
-  WorkspaceView const& view = workspace.view();
+ExchangeArgs exchange_args(Problem const& problem, ExchangeForm form, WorkspaceView const& view,
+                           SignalWait const& wait) {
   bool const gathers = form == ExchangeForm::kGather;
   ExchangeArgs args{};
   args.rank = problem.rank;
@@ -19,8 +18,13 @@ ExchangeArgs exchange_args(Problem const& problem, ExchangeForm form, Workspace&
         view.base[r] + (gathers ? view.layout.gather_offset() : WorkspaceLayout::slots_offset()));
   }
   args.slots_bytes = view.layout.exchange_bytes;
-  args.wait = workspace.begin_exchange(problem, info, stream);
+  args.wait = wait;
   return args;
+}
+
+ExchangeArgs exchange_args(Problem const& problem, ExchangeForm form, Workspace& workspace, CallInfo const& info,
+                           cudaStream_t stream) {
+  return exchange_args(problem, form, workspace.view(), workspace.begin_exchange(problem, info, stream));
 }
 
 }  // namespace flux::cuda

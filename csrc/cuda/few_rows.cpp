@@ -7,9 +7,8 @@
 
 namespace flux::cuda {
 
-void run_few_rows(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
-                  CallInfo const& info) {
-  cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
+void launch_few_rows(Problem const& problem, LaunchPlan const& plan, Operands const& operands,
+                     ExchangeArgs const& exchange, cudaStream_t stream) {
   FewRowsArgs args{};
   args.m = total_rows(problem);
   args.n = problem.n;
@@ -20,9 +19,16 @@ void run_few_rows(Problem const& problem, LaunchPlan const& plan, Operands const
   args.bias = operands.bias;
   args.y = operands.y;
   args.gathered = operands.gathered;
-  args.exchange = exchange_args(problem, plan.form, workspace, info, stream);
+  args.exchange = exchange;
   auto* const run = kFewRowsLaunchers[plan.few_rows].run[element_index(problem.dtype)];
   check(run(args, stream), "launching a kernel for few rows");
+}
+
+void run_few_rows(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
+                  CallInfo const& info) {
+  cudaStream_t const stream = at::cuda::getCurrentCUDAStream();
+  ExchangeArgs const exchange = exchange_args(problem, plan.form, workspace, info, stream);
+  launch_few_rows(problem, plan, operands, exchange, stream);
 }
 
 }  // namespace flux::cuda

@@ -23,7 +23,14 @@ struct LaunchPlan {
 void run_few_rows(Problem const& problem, LaunchPlan const& plan, Operands const& operands, Workspace& workspace,
                   CallInfo const& info);
 
-// The arguments of a kernel that exchanges its data by itself; begins such a call.
+// Launches a kernel for few rows.
+void launch_few_rows(Problem const& problem, LaunchPlan const& plan, Operands const& operands,
+                     ExchangeArgs const& exchange, cudaStream_t stream);
+
+// The arguments of a kernel that exchanges its data by itself.
+ExchangeArgs exchange_args(Problem const& problem, ExchangeForm form, WorkspaceView const& view,
+                           SignalWait const& wait);
+// The same; begins such a call.
 ExchangeArgs exchange_args(Problem const& problem, ExchangeForm form, Workspace& workspace, CallInfo const& info,
                            cudaStream_t stream);
 

@@ -13,7 +13,7 @@ cudaError_t launch_exchange(void (*kernel)(Args), int threads, int64_t least, in
                             cudaStream_t stream) {
   int device = 0, blocks = 0;
   cudaError_t const error = max_active_clusters(reinterpret_cast<void const*>(kernel), dim3(1), threads,
-                                                /*smem_bytes=*/0, &device, &blocks);
+                                                /*smem_bytes=*/0, stream, &device, &blocks);
   if (error != cudaSuccess) return error;
   if (blocks < least) return cudaErrorInvalidConfiguration;
   dim3 const grid(std::min<int64_t>(most, blocks));

@@ -66,10 +66,9 @@ cudaError_t launch_few_rows(FewRowsArgs const& args, cudaStream_t stream) {
   constexpr int kSmemBytes = sizeof(typename Cfg::Storage) + 1024;
   int device = 0, clusters = 0;
   cudaError_t const error = max_active_clusters(reinterpret_cast<void const*>(kernel), dim3(Cfg::SplitK), Cfg::kThreads,
-                                                kSmemBytes, &device, &clusters);
+                                                kSmemBytes, stream, &device, &clusters);
   if (error != cudaSuccess) return error;
   int const tiles = params.num_tiles();
-  if (clusters < tiles && clusters * Cfg::SplitK < kMaxPushers) return cudaErrorInvalidConfiguration;
   dim3 const grid(std::min(clusters, tiles) * Cfg::SplitK);
   return launch_clusters(kernel, params, grid, dim3(Cfg::SplitK), Cfg::kThreads, kSmemBytes, /*overlaps=*/true, stream);
 }

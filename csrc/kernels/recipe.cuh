@@ -69,7 +69,7 @@ cudaError_t launch_gemm(typename GemmKernel::Arguments& arguments, Args const& a
   dim3 const cluster(shape.cluster_m, shape.cluster_n);
   auto* const kernel = cutlass::device_kernel<GemmKernel>;
   cudaError_t const error = max_active_clusters(reinterpret_cast<void const*>(kernel), cluster,
-                                                GemmKernel::MaxThreadsPerBlock, GemmKernel::SharedStorageSize,
+                                                GemmKernel::MaxThreadsPerBlock, GemmKernel::SharedStorageSize, stream,
                                                 &arguments.hw_info.device_id, &arguments.hw_info.max_active_clusters);
   if (error != cudaSuccess) return error;
   arguments.hw_info.sm_count = arguments.hw_info.max_active_clusters * shape.cluster_m * shape.cluster_n;

@@ -163,9 +163,9 @@ void add_module_functions(py::module_& m) {
 
 #if defined(FLUX_WITH_CUDA)
   // The fused kernel of `config` on one GPU, without communication, as the last of `world` ranks would run it.
-  m.def("alone_scratch_bytes",
+  m.def("alone_scratch",
         [](std::string const& op, at::Tensor const& x, at::Tensor const& weight, int world, std::string const& config) {
-          return cuda::alone_scratch_bytes(cuda::alone_problem(make_op(op), x, weight, world, config));
+          return cuda::alone_scratch(cuda::alone_problem(make_op(op), x, weight, world, config), x.device());
         });
   m.def("run_alone", [](std::string const& op, at::Tensor const& x, at::Tensor const& weight, int world,
                         std::string const& config, at::Tensor const& scratch) {

@@ -60,6 +60,10 @@ void set_python_hooks(py::object object) {
     py::gil_scoped_acquire const gil;
     target->attr("warn_once")(message);
   };
+  h.check_signals = [] {
+    py::gil_scoped_acquire const gil;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  };
   h.traced = [target](std::string const& group_name, int64_t world) {
     py::gil_scoped_acquire const gil;
     target->attr("traced")(group_name, world);

@@ -29,7 +29,7 @@
 namespace flux {
 
 constexpr uint32_t kEmptyWord = 0xffffffffu;
-constexpr int kMaxPushers = 64;  // thread blocks that store x
+constexpr int kMaxPushers = 64;  // parts of x, each stored by one thread block
 constexpr int kMaxSlices = 8;    // along K
 
 enum class ExchangeForm : int { kOneShot = 0, kTwoShot = 1, kScatter = 2, kGather = 3 };

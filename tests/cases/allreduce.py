@@ -100,7 +100,7 @@ def poisoned(ctx):
 def always_late(ctx, laggard, slow_s):
     cells = constant_lag(ctx, OP, laggard, 24, slow_s, strategies(ctx, 256))
     if ctx.is_cuda:
-        cells += constant_lag(ctx, OP, laggard, 24, slow_s, IN_PIECES, (512 * ctx.world, 1032, 520))
+        cells += constant_lag(ctx, OP, laggard, 24, slow_s, IN_PIECES, (1024 * ctx.world, 1032, 520))
     return cells
 
 

@@ -30,7 +30,7 @@ MAX_REASON_LINES = 14
 OF_SHARED_GPUS = (
     *("allreduce", "decomposed", "errors", "few_rows", "graphs", "groups", "numerics", "reuse", "shapes"),
     *("autograd", "compiled_graphs", "layers", "parallel_styles", "autocast", "compile", "dispatch", "inductor_pass"),
-    *("layout", "topology", "overlapped_training", "megatron", "vllm_layer", "examples"),
+    *("layout", "topology", "overlapped_training", "megatron", "vllm_layer", "examples", "green_contexts"),
 )
 NOT_ON_GLOO = (
     *("many_sizes_of_an_mlp_in_one_pool", "a_training_step_in_one_graph", "capture_of_a_training_step"),

@@ -5,6 +5,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RANKS = """
 import sys, time
@@ -30,3 +32,18 @@ def test_a_silent_rank_shows_its_stacks_when_a_peer_has_failed(tmp_path):
     assert done.returncode == 1
     assert "rank 1 gives up" in done.stderr
     assert "waits_for_a_peer" in done.stderr.partition("rank 1 gives up")[2]
+
+
+@pytest.mark.parametrize("command", ("bench", "tune"))
+def test_a_number_of_ranks_that_can_not_be(command, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "flux_ops", command, "--device", "cpu", "--world", "-1"],
+        cwd=ROOT,
+        env={**os.environ, "FLUX_TUNE_CACHE": str(tmp_path / "choices.json")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert f"flux_ops {command}: error: -1 ranks on cpu" in done.stderr
