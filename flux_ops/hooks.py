@@ -51,8 +51,13 @@ class Hooks:
         def suits(entry):
             return self._core.suits(op, device[0], world, m, n, k, dtype, transposed, entry.choice, entry.product.m)
 
-        found = self.caches.lookup(product, suits)
-        return (found[0].choice, found[1]) if found else ("", "")
+        try:
+            found = self.caches.lookup(product, suits)
+        except Exception as error:  # noqa: BLE001 (the other ranks wait for this one's choice)
+            warn_once(f"the tuned choices can't be used: {error!r}")
+            found = None
+        # A path need not be text.
+        return (found[0].choice, found[1].encode(errors="backslashreplace").decode()) if found else ("", "")
 
     def agree(self, site, text: str, proposal: tuple[str, str] = ("", "")) -> tuple[str, str]:
         """Rank 0's proposal, on all ranks."""
@@ -69,7 +74,8 @@ class Hooks:
         site = Site(site)
         # Without the check a rank may never meet the others; then joining here would set it apart from them.
         if settings.check_ranks or site.state_id in self._members:
-            self._of(site).refuse(site, message)
+            with contextlib.suppress(RuntimeError):  # the refusal itself says more than that the store is gone
+                self._of(site).refuse(site, message)
 
     def why_not_connected(self, site, device) -> str:
         site, (kind, index) = Site(site), device

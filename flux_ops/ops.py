@@ -230,6 +230,8 @@ def prepare(
     for name, value in (("max_m", max_m), ("n", n), ("k", k)):
         if type(value) is not int or not 1 <= value < 2**31:
             raise ValueError(f"prepare: {name} is {value!r}; it must be an int from 1 to 2^31 - 1.")
+    if max_m * max(n, k) > 2**48:
+        raise ValueError(f"prepare: {max_m} rows of {max(n, k)} are more than any memory holds.")
     if device is None:
         device = "cuda" if has_cuda_kernels() and torch.cuda.is_available() else "cpu"
     device = torch.device(device)

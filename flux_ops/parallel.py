@@ -17,6 +17,8 @@ from flux_ops import fallback
 from flux_ops.hooks import warn_once
 from flux_ops.nn.functional import SumGrad
 
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # of the operators
+
 __all__ = ["ColwiseParallel", "RowwiseParallel"]
 
 
@@ -72,8 +74,12 @@ class _Overlapped:
                 f"{layout.dim}; it must be one of {-x.ndim} to {x.ndim - 1}."
             )
 
-    def _why_not_call(self, layout: Shard, x: torch.Tensor, size: int, world: int) -> str:
-        """Why the operator can't gather or scatter this call's tokens, `size` over all ranks."""
+    def _why_not_call(self, layout: Placement, x: torch.Tensor, size: int, world: int) -> str:
+        """Why the operator can't take this call's x; where it gathers or scatters tokens, there are `size` in all."""
+        if x.dtype not in _DTYPES:
+            return f"x has dtype {x.dtype}"
+        if not isinstance(layout, Shard):
+            return f"x has {x.ndim} dimension, and none of tokens" if x.ndim < 2 else ""
         if layout.dim % x.ndim == x.ndim - 1:
             return f"dimension {layout.dim} of {x.ndim} is not one of tokens"
         if size % world:
@@ -108,7 +114,8 @@ class ColwiseParallel(_Overlapped, torch_styles.ColwiseParallel):
 
     Everything else falls back to torch's style, with one warning that says why: another layout of the input (where it
     is replicated, there is nothing to gather), a subclass of nn.Linear, features that are not a multiple of TP; in a
-    call, tokens that are not. An nn.Embedding always has torch's.
+    call, tokens that are not, x of one dimension, and a dtype that the operators don't take. An nn.Embedding always has
+    torch's.
 
     Raises ValueError, in a call, where x has no dimension `dim`.
 
@@ -167,8 +174,9 @@ class RowwiseParallel(_Overlapped, torch_styles.RowwiseParallel):
         scatters = isinstance(layout, Shard)
         if scatters:
             self._check_dim("output_layouts", layout, x)
-            if reason := self._why_not_call(layout, x, self._tokens(x, layout, world), world):
-                return self.run_plain(linear, x, reason)
+        size = self._tokens(x, layout, world) if scatters else 0
+        if reason := self._why_not_call(layout, x, size, world):
+            return self.run_plain(linear, x, reason)
         if isinstance(x, DTensor) or self.input_layouts != self.desired_input_layouts:
             args = self.input_layouts, self.desired_input_layouts, linear, (x,), linear._mesh
             x = self._prepare_input_fn(*args).redistribute(placements=self.desired_input_layouts).to_local()

@@ -4,6 +4,7 @@ A store keeps every key for ever, and a name of a group may be used again after 
 the number of times that this rank has joined under that name; the ranks count alike.
 """
 
+import threading
 import time
 
 import torch.distributed as dist
@@ -12,6 +13,35 @@ from torch.distributed import distributed_c10d
 from flux_ops.config import settings
 
 _POLL_S = 0.001
+_ANSWER_S = 5.0  # of a store, at least
+
+
+def ask_store(what: object, ask, timeout_s: float):
+    """The value of ask(), which calls a store: some of these calls end only when its server answers, or not at all."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append((ask(), None))
+        except BaseException as error:  # noqa: BLE001 (raised again below)
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True, name="flux_ops store")
+    thread.start()
+    thread.join(timeout_s)
+    whose = "the process that serves it, rank 0's or the launcher's, "
+    if not outcome:
+        raise dist.DistBackendError(
+            f"{what}: the store of the process group has not answered for {timeout_s:g} s: {whose}is frozen."
+        )
+    value, error = outcome[0]
+    if isinstance(error, RuntimeError) and not isinstance(error, dist.DistBackendError):
+        raise dist.DistBackendError(
+            f"{what}: the store of the process group does not answer: {whose}has ended. ({error})"
+        ) from error
+    if error is not None:
+        raise error
+    return value
 
 
 class Site:
@@ -35,12 +65,18 @@ class Members:
     def __init__(self, group_name: str, rank: int, world: int, store: dist.Store):
         self.group_name, self.rank, self.world = group_name, rank, world
         self._group_store = store
-        self._life = store.add(f"flux/joined/{self.rank}", 1)
+        joined = f"flux/joined/{self.rank}"
+        self._life = ask_store(
+            f"group '{group_name}'", lambda: store.add(joined, 1), max(settings.timeout_s, _ANSWER_S)
+        )
         self._store = dist.PrefixStore(f"flux/{self._life}", store)
 
     def exchange(self, site: Site, key: str, value: str, timeout_s: float | None = None) -> list[str]:
         """Every rank's value, in rank order. Raises if a rank has refused the call, or does not come in time."""
         timeout_s = settings.timeout_s if timeout_s is None else timeout_s
+        return ask_store(site, lambda: self._exchange(site, key, value, timeout_s), timeout_s + _ANSWER_S)
+
+    def _exchange(self, site: Site, key: str, value: str, timeout_s: float) -> list[str]:
         self._store.set(f"{key}/{self.rank}", value)
         values = {self.rank: value}
         deadline = time.monotonic() + timeout_s
@@ -73,10 +109,13 @@ class Members:
         self.exchange(site, key, "")
 
     def refuse(self, site: Site, message: str) -> None:
-        self._store.set(f"refused/{site.call}/{self.rank}", message)
+        ask_store(site, lambda: self._store.set(f"refused/{site.call}/{self.rank}", message), _ANSWER_S)
 
     def peers_doing(self, site: Site) -> str:
         """What the other ranks have said about this call; empty if they have said nothing."""
+        return ask_store(site, lambda: self._peers_doing(site), _ANSWER_S)
+
+    def _peers_doing(self, site: Site) -> str:
         parts = []
         for rank in range(self.world):
             if rank == self.rank:

@@ -117,6 +117,7 @@ std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, A
   c10::OptionalDeviceGuard const device_guard(device);
   std::string const local = why_local(problem, signature.return_gathered);
   Tuned const tuned = agree_on(site, args, problem, local.empty() && args.strategy == "auto");
+  if (state.world > 1) state.refused = false;
 
   std::string why_not, not_connected;
   BesideFused beside;
@@ -207,7 +208,10 @@ Problem checked_problem(GroupState& state, CallSite const& site, Arguments const
                       device, "; one process uses one device per group.");
     return problem;
   } catch (c10::Error const& e) {
-    if (state.world > 1) hooks().refuse(site, e.what_without_backtrace());
+    if (state.world > 1) {
+      state.refused = true;
+      hooks().refuse(site, e.what_without_backtrace());
+    }
     throw;
   }
 }
@@ -288,7 +292,13 @@ Call begin_call(Arguments const& args) {
                             args.x.device().type(), args.strategy};
   check_fault(state, signature.device);
   call.plan = state.find_plan(signature);
-  if (call.plan == nullptr) call.plan = make_plan(state, call.site, args, signature);
+  if (call.plan == nullptr) {
+    call.plan = make_plan(state, call.site, args, signature);
+  } else if (state.refused && call.strategy() == Strategy::kSequential) {
+    // Its collectives don't tell calls apart, and the peers may have made the one that this rank was refused.
+    agree_on(call.site, args, call.problem(), /*wants_tuned=*/false);
+    state.refused = false;
+  }
   TORCH_CHECK_NOT_IMPLEMENTED(!call.plan->choice.refused, call.site.op, ": strategy '", strategy_name(call.strategy()),
                               "' can't run ", describe(args, call.problem()), ": ", call.plan->choice.reason, ".");
   if (needs_workspace(call.strategy())) ensure_workspace(call, args.x.device());

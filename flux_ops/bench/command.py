@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     settle(args)
     try:
+        check(args)
         todo = layers(args)
     except ValueError as error:
         return launch.refuse("bench", error)
@@ -75,6 +76,19 @@ def settle(args: argparse.Namespace) -> None:
         args.modes = "eager"
     for name, value in (rows.DEFAULTS if args.study == "rows" else DEFAULTS).items():
         setattr(args, name, getattr(args, name) or value)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raises ValueError for a number of rounds, a file's name or names of candidates that can't be."""
+    if args.rounds < 1:
+        raise ValueError(f"--rounds is {args.rounds}; it must be at least 1")
+    if pathlib.PurePath(args.name).name != args.name:
+        raise ValueError(f"--name is '{args.name}'; it must be the name of a file, without its folder")
+    rivals = dict.fromkeys(name for names in RIVALS.values() for name in names)
+    known = [GEMM, SEQUENTIAL, *rivals, FUSED, *explored(args.explore), AUTO]
+    for name in filter(None, args.without.split(",")):
+        if name not in known:
+            raise ValueError(f"--without has '{name}'; there are {', '.join(known)}")
 
 
 def layers(args) -> list[tuple[str, Shape, tuple[str, ...]]]:

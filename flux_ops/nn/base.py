@@ -91,13 +91,21 @@ class ParallelLinear(nn.Module):
 
     def own_parameters(self) -> dict[str, nn.Parameter]:
         """Those of the layer itself, without what others have added to it (LoRA). NotImplementedError if
-        torch.nn.utils.parametrize has put others in their place.
+        torch.nn.utils (parametrize, prune, weight_norm) has put others in their place.
         """
         if hasattr(self, "parametrizations"):
             raise NotImplementedError(
                 f"{type(self).__name__}: {', '.join(self.parametrizations)} has a parametrization, which acts on this "
                 "rank's piece alone: it has no whole. Take it off: torch.nn.utils.parametrize.remove_parametrizations."
             )
+        for key in ("weight", "bias"):
+            if key not in self._parameters and getattr(self, key, None) is not None:
+                others = ", ".join(name for name in self._parameters if name.startswith(f"{key}_")) or "something else"
+                raise NotImplementedError(
+                    f"{type(self).__name__}: {key} is no parameter any more: it is made of {others}, from this rank's "
+                    "piece alone, and has no whole. Take that off: torch.nn.utils.prune.remove, remove_weight_norm or "
+                    "remove_spectral_norm."
+                )
         return self._marked_parameters()
 
     def _marked_parameters(self) -> dict[str, nn.Parameter]:
@@ -123,14 +131,18 @@ class ParallelLinear(nn.Module):
         for keys in (one.keys() for one in states):
             if keys != own.keys():
                 raise ValueError(f"{name}: the state dict has {sorted(keys)}; the layer's has {sorted(own)}.")
+        parts = self.sharding.parts
+        for i, (one, size) in enumerate(zip(states, parts if len(states) > 1 else [self.out_features], strict=True)):
+            shapes = {"weight": [size, self.in_features], "bias": [size]}
+            given, meant = "the state dict", "the whole layer's"
+            if len(states) > 1:
+                given, meant = f"state dict {i}", f"that of part {i} of {list(parts)}"
+            for key in own:
+                if list(one[key].shape) != shapes[key]:
+                    raise ValueError(
+                        f"{name}: {key} of {given} has shape {list(one[key].shape)}; {meant} has shape {shapes[key]}."
+                    )
         wholes = {key: torch.cat([one[key] for one in states]) if len(states) > 1 else states[0][key] for key in own}
-        shapes = {"weight": (self.out_features, self.in_features), "bias": (self.out_features,)}
-        for key, whole in wholes.items():
-            if tuple(whole.shape) != shapes[key]:
-                raise ValueError(
-                    f"{name}: {key} of the state dict has shape {list(whole.shape)}; the whole layer's has shape "
-                    f"{list(shapes[key])}."
-                )
         for key, parameter in own.items():
             whole = wholes[key]
             sharding.write(parameter, self.sharding.shard(whole, self.rank) if self.is_cut(key) else whole)

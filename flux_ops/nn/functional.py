@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from flux_ops import autocast, autograd
+from flux_ops import autocast, autograd, fallback
 from flux_ops.nn.main_grad import MainGrad
 from flux_ops.ops import _group_name as group_name_of
 
@@ -34,11 +34,19 @@ def linear(
     main_grad: bool = False,
 ) -> torch.Tensor:
     """One product in one of the FORMS, with its derivatives. See the layers for the arguments."""
+    if form == "copy":
+        _check_tokens("ColumnParallelLinear", x)
     wants_weight = weight.requires_grad and torch.is_grad_enabled()
     main_grad, save_gathered = main_grad and wants_weight, save_gathered and wants_weight
     if main_grad or form == "copy":
         return ParallelProduct.apply(x, weight, bias, form, group_name, strategy, save_gathered, main_grad)
     return _product(x, weight, bias, form, group_name, strategy, save_gathered)[0]
+
+
+def _check_tokens(name: str, x: torch.Tensor) -> None:
+    """For a product without operator, which would check it."""
+    if x.dim() < 2:
+        raise ValueError(f"{name}: x must have at least 2 dimensions, [tokens, ..., K]; it has shape {list(x.shape)}.")
 
 
 def _product(x, weight, bias, form, group_name, strategy, gathers):
@@ -181,6 +189,8 @@ def column_parallel(
         )
     group_name = group_name_of("column_parallel", group)
     if not sequence_parallel:
+        fallback.check_strategy("column_parallel", strategy)
+        _check_tokens("column_parallel", x)
         x = SumGrad.apply(x, group_name)
         return tuple(F.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
     several = len(weights) > 1

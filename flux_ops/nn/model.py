@@ -21,6 +21,8 @@ def prepare(module: nn.Module, max_tokens: int, *, training: bool = True, dtype:
         max_tokens: the most rows M of x, flattened to [M, K], over all ranks: tokens of a batch, s · b.
         training: for the backward too.
         dtype: of the products; by default that of autocast, under which this is called then, or of the parameters.
+
+    Raises ValueError for layers on the meta device, and as flux_ops.prepare does.
     """
 
     def dtype_of(weight):
@@ -28,6 +30,11 @@ def prepare(module: nn.Module, max_tokens: int, *, training: bool = True, dtype:
         return dtype or (torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype)
 
     layers = _layers(module)
+    if any(layer.weight.is_meta for layer in layers):
+        raise ValueError(
+            "prepare: the module has parameters on the meta device, which say nothing of where its products will run. "
+            "Call it after to_empty(device=...)."
+        )
     products = dict.fromkeys(
         (op, n, k, dtype_of(layer.weight), layer.weight.device, layer.group)
         for layer in layers
@@ -94,8 +101,8 @@ def sharded_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     What a layer's ranks have cut is a DTensor over its group here, of the parameter's own memory; of a layer that
     merges several, one for each (weight.0, weight.1). All else is as in module.state_dict().
 
-    Raises NotImplementedError for a parametrized layer, and where FSDP2 has cut the parameters once more: there use
-    flux_ops.parallel, whose parameters are DTensors from the start.
+    Raises NotImplementedError for a layer that is parametrized, pruned or under weight_norm, and where FSDP2 has cut
+    the parameters once more: there use flux_ops.parallel, whose parameters are DTensors from the start.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Shard

@@ -16,9 +16,9 @@ import contextlib
 import dataclasses
 import fcntl
 import json
-import math
 import os
 import stat
+import sys
 import threading
 
 SCHEMA = 1
@@ -98,11 +98,11 @@ _ENTRY_FIELDS = {f.name: f.type for f in dataclasses.fields(Entry) if f.name != 
 
 def _checked(fields: dict, name: str, kind: type):
     value = fields.get(name)
-    if kind is str and type(value) is str and value:
+    if kind is str and type(value) is str and value and value.isprintable():
         return value
     if kind is int and type(value) is int and 1 <= value < 2**40:
         return value
-    if kind is float and type(value) in (int, float) and 0 <= value < math.inf:
+    if kind is float and type(value) in (int, float) and 0 <= value <= sys.float_info.max:
         return float(value)
     raise ValueError(f"{name} is {value!r}")
 

@@ -8,6 +8,7 @@ python -m flux_ops tune --merge OUT IN [IN ...]                                 
 """
 
 import argparse
+import os
 import sys
 import time
 
@@ -60,12 +61,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _merge(out: str, paths: list[str], build) -> int:
+    if not paths:
+        raise ValueError("there is nothing to join: --merge OUT IN [IN ...]")
+    for path in paths:
+        if not os.path.exists(path):
+            raise CacheError(f"{path}: there is no such file")
     entries = [entry for path in paths for entry in read(path, build).values()]
     print(f"{out}: {store(out, entries, build)} entries")
     return 0
 
 
 def _tune(args, build) -> int:
+    if args.rounds < 1:
+        raise ValueError(f"--rounds is {args.rounds}; it must be at least 1")
     args.device = args.device or ("" if flux_ops.has_cuda_kernels() else "cpu")
     launch.settle(args)
     if not launch.under_launcher():

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.utils import prune
 
 import flux_ops
 from flux_ops.nn import ColumnParallelLinear, RowParallelLinear
@@ -109,7 +110,9 @@ def adapters_are_not_the_layers(ctx):
 
 
 def wrapped_and_parametrized(ctx):
-    """Wrappers change names, not what a parameter is; a parametrization has no whole, and is refused."""
+    """Wrappers change names, not what a parameter is. What makes the weight of other parameters (a parametrization, or
+    the older weight_norm and prune) has no whole, and is refused.
+    """
     for wrap in (checkpoint_wrapper, nn.Sequential, lambda layer: torch.compile(layer, backend="eager")):
         layer = ColumnParallelLinear(HIDDEN, INNER, device=ctx.device)
         model = nn.Sequential(wrap(layer))
@@ -119,11 +122,24 @@ def wrapped_and_parametrized(ctx):
         for name, value in state.items():
             assert value.shape[0] == INNER, name
             assert value.to_local().data_ptr() == model.state_dict()[name].data_ptr(), name
-    layer = nn.utils.parametrizations.weight_norm(ColumnParallelLinear(HIDDEN, INNER, device=ctx.device))
-    layer.to(torch.float64)
-    for refused in (layer.full_state_dict, lambda: flux_ops.nn.sharded_state_dict(nn.Sequential(layer))):
-        with pytest.raises(NotImplementedError, match="weight has a parametrization"):
-            refused()
+    makers = {
+        "weight has a parametrization": nn.utils.parametrizations.weight_norm,
+        "weight is no parameter.* weight_g, weight_v": nn.utils.weight_norm,
+        "weight is no parameter.* weight_orig": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+        "bias is no parameter.* bias_orig": lambda layer: prune.random_unstructured(layer, "bias", 0.5),
+    }
+    for words, make in makers.items():
+        layer = ColumnParallelLinear(HIDDEN, INNER, device=ctx.device)
+        state = layer.full_state_dict()
+        layer = make(layer)
+        layer.to(torch.float64)
+        for refused in (
+            layer.full_state_dict,
+            lambda layer=layer: flux_ops.nn.sharded_state_dict(nn.Sequential(layer)),
+            lambda layer=layer, state=state: layer.load_full_state_dict(state),
+        ):
+            with pytest.raises(NotImplementedError, match=words):
+                refused()
 
 
 def through_a_checkpoint(ctx, folder):

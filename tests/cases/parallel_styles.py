@@ -72,7 +72,8 @@ def training_step(function, module, x):
     module.zero_grad()
     y = function(x)
     local = y.to_local() if isinstance(y, DTensor) else y
-    local.backward(torch.arange(local.numel(), device=x.device, dtype=x.dtype).reshape(local.shape) % 3 - 1)
+    grad = torch.arange(local.numel(), device=x.device).reshape(local.shape) % 3 - 1
+    local.backward(grad.to(x.dtype))
     grads = {name: p.grad.full_tensor() for name, p in module.named_parameters()}
     return {"y": local.detach(), "x": x.grad.clone(), **grads}
 
@@ -185,6 +186,30 @@ def fallbacks(ctx):
     return findings.finish()
 
 
+def fallbacks_of_a_sum(ctx):
+    """A replicated result of what gemm_ar does not take: torch's style runs, forward and backward, and one warning."""
+    findings, mesh = Findings(), mesh_of(ctx)
+    cases = {
+        "x has 1 dimension": ((HIDDEN // ctx.world,), torch.float64),
+        "x has dtype torch.complex64": ((6, HIDDEN // ctx.world), torch.complex64),
+    }
+    for words, (shape, dtype) in cases.items():
+        x = exact_x(shape, torch.float64, generator(ctx.device, 2, "x", ctx.rank)).to(dtype)
+        results = []
+        with warnings.catch_warnings(record=True) as caught, Calls() as calls:
+            warnings.simplefilter("always")
+            for styles in both_styles():
+                linear = with_exact_parameters(ctx, nn.Linear(HIDDEN, INNER), torch.float64).to(dtype)
+                linear = styles.RowwiseParallel()._apply(linear, mesh)
+                results.append(training_step(linear, linear, x))
+                training_step(linear, linear, x)
+        compare(ctx, findings, words, results[1], results[0])
+        findings.add(words, None if not overlapped(calls) else f"ran {overlapped(calls)}")
+        said = [str(w.message) for w in caught if "Parallel" in str(w.message)]
+        findings.add(words, None if len(said) == 1 and words in said[0] else f"warned {said}")
+    return findings.finish()
+
+
 def no_such_dimension(ctx):
     """Refused in words on every rank; the next good call works."""
     from torch.distributed.tensor import Shard
@@ -278,6 +303,10 @@ class ParallelStyleCases:
     @pytest.mark.worlds(2, 4)
     def test_fallbacks(self, ranks, record_property):
         record_property("cells", ranks.run(fallbacks)[0])
+
+    @pytest.mark.worlds(2, 4)
+    def test_fallbacks_of_a_sum(self, ranks, record_property):
+        record_property("cells", ranks.run(fallbacks_of_a_sum)[0])
 
     @pytest.mark.worlds(2, 4)
     def test_no_such_dimension(self, ranks):

@@ -28,8 +28,24 @@ def interrupted(ctx, op, strategy):
     good_call(ctx, op, strategy)
 
 
+def refused_in_sequence(ctx, culprit):
+    """Torch's collectives would pair the culprit's next call with the one that it was refused."""
+    good_call(ctx, "gemm_ar", "sequential")
+    operands = make(ctx, case_of(ctx, "gemm_ar", 1))
+    if ctx.rank == culprit:
+        with pytest.raises(ValueError, match="K"):
+            flux_ops.gemm_ar(operands.x[:, :-1], operands.weight, strategy="sequential")
+    call(operands, strategy="sequential")
+
+
 class TestFaults(FaultCases):
     fault_world = 4
+
+    def test_a_refusal_in_sequence(self, spawn):
+        outcomes = spawn(2, self.limit()).outcomes(refused_in_sequence, 1)
+        assert all(outcome.status != "ok" for outcome in outcomes)
+        assert "DistBackendError" in outcomes[1].kinds, outcomes[1].describe()
+        assert "to make the same call" in outcomes[1].message
 
     @pytest.mark.parametrize("strategy", ("fused", "decomposed"))
     def test_interrupt(self, spawn, strategy):

@@ -71,6 +71,25 @@ def test_merge(tuned, tmp_path):
     assert f"{foreign}: its schema is 99" in errors
 
 
+def test_merge_of_nothing(tuned, tmp_path):
+    out, missing = str(tmp_path / "all.json"), str(tmp_path / "missing.json")
+    for inputs, words in (((tuned[0], missing), f"{missing}: there is no such file"), ((), "--merge OUT IN")):
+        status, lines, errors = run("tune", "--merge", out, *inputs)
+        assert (status, lines) == (2, [])
+        assert errors.startswith("flux_ops tune: error: ")
+        assert words in errors
+        assert not os.path.exists(out)
+
+
+@pytest.mark.parametrize("rounds", ("0", "-3"))
+def test_a_number_of_rounds_that_can_not_be(rounds, tmp_path):
+    out = str(tmp_path / "tune.json")
+    status, lines, errors = run("tune", "--shapes", "64,72,64", "--rounds", rounds, "--out", out)
+    assert (status, lines) == (2, [])
+    assert f"--rounds is {rounds}" in errors
+    assert errors.count("\n") == 1
+
+
 def test_foreign_file_is_refused_before_anything_is_measured(tmp_path):
     foreign = tmp_path / "foreign.json"
     foreign.write_text("[]")

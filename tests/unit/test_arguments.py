@@ -93,6 +93,8 @@ def test_prepare():
         flux_ops.prepare(op="gemm_xx", max_m=64, n=8, k=8)
     with pytest.raises(ValueError, match="max_m is 0"):
         flux_ops.prepare(max_m=0, n=8, k=8)
+    with pytest.raises(ValueError, match="more than any memory holds"):
+        flux_ops.prepare(op="ag_gemm", max_m=2**31 - 1, n=8, k=2**31 - 1)
 
 
 def test_destroy_is_harmless():

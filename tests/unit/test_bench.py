@@ -61,6 +61,9 @@ class TestWhatIsMeasured:
             (["--study", "rows", "--rows", "1,0"], "--rows is '1,0'"),
             (["--study", "rows", "--rows", "1,,2"], "--rows is '1,,2'"),
             (["--rows", "1"], "--rows goes with --study rows"),
+            (["--rounds", "-1"], "--rounds is -1"),
+            (["--name", "a/b"], "--name is 'a/b'"),
+            (["--without", "fused,bogus"], "--without has 'bogus'; there are gemm, sequential, torch, one-shot"),
         ),
     )
     def test_names_that_there_are_not(self, given, words, capsys):

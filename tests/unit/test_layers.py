@@ -117,6 +117,10 @@ def test_repr(one_rank):
     assert "out_features=6, bias=True" in repr(RowParallelLinear(8, 6))
 
 
+def replicated_columns(x, **options):
+    return flux_ops.nn.column_parallel(x, [torch.ones(6, 8)], sequence_parallel=False, **options)
+
+
 @pytest.mark.parametrize(
     "make, words",
     (
@@ -132,6 +136,12 @@ def test_repr(one_rank):
         (lambda: ColumnParallelLinear(8, 6, strategy=None), "strategy is None"),
         (lambda: ColumnParallelLinear(8, "6"), "out_features is '6'"),
         (lambda: ColumnParallelLinear(8, [6, 2]).load_full_state_dict([]), "0 state dicts"),
+        (
+            lambda: ColumnParallelLinear(8, [6, 2]).load_full_state_dict(
+                [nn.Linear(8, n).state_dict() for n in (2, 6)]
+            ),
+            r"weight of state dict 0 has shape \[2, 8\]; that of part 0 of \[6, 2\] has shape \[6, 8\]",
+        ),
         (lambda: ColumnParallelLinear.from_linear([]), "linear is empty"),
         (lambda: ColumnParallelLinear.from_linear(nn.ReLU()), "linear is ReLU"),
         (lambda: RowParallelLinear.from_linear([nn.Linear(8, 6)]), r"out_features is \[6\]"),
@@ -140,6 +150,10 @@ def test_repr(one_rank):
         (lambda: ColumnParallelLinear.from_linear([nn.Linear(8, 6), nn.Linear(7, 6)]), "same in_features"),
         (lambda: flux_ops.nn.column_parallel(torch.ones(2, 8), []), "weights has 0"),
         (lambda: flux_ops.nn.column_parallel(torch.ones(2, 8), [torch.ones(6, 8)], [None, None]), "biases 2"),
+        (lambda: replicated_columns(torch.ones(2, 8), strategy="best"), "column_parallel: strategy is 'best'"),
+        (lambda: replicated_columns(torch.ones(8)), r"column_parallel: x must have at least 2 .* shape \[8\]"),
+        (lambda: ColumnParallelLinear(8, 6)(torch.ones(8)), "ColumnParallelLinear: x must have at least 2 dimensions"),
+        (lambda: flux_ops.nn.prepare(ColumnParallelLinear(8, 6, device="meta"), 64), "prepare: .* the meta device"),
     ),
 )
 def test_refusals(one_rank, make, words):

@@ -2,11 +2,12 @@
 
 import concurrent.futures
 import os
+import threading
 
 import pytest
 import torch.distributed as dist
 
-from flux_ops import config
+from flux_ops import config, rendezvous
 from flux_ops.rendezvous import Members, Site
 from flux_ops.workspace import HostBlock
 
@@ -48,6 +49,40 @@ def test_a_rank_that_has_begun_anew_is_named_at_once():
     late, *_ = [Members("g", rank, 2, store) for rank in (0, 1, 1)]  # rank 1 has joined twice
     with pytest.raises(dist.DistBackendError, match=r"rank 1 has begun anew.*destroy"):
         late.exchange(site(), "k", "")
+
+
+class Ended:
+    """A store whose server has ended, or is frozen until `event` is set."""
+
+    def __init__(self, event=None):
+        self._event = event
+
+    def __getattr__(self, name):
+        def call(*_):
+            if self._event is None:
+                raise dist.DistNetworkError("Broken pipe")
+            self._event.wait()
+
+        return call
+
+
+@pytest.mark.parametrize("is_frozen", (False, True), ids=("ended", "frozen"))
+def test_a_store_that_does_not_answer(short_timeout, monkeypatch, is_frozen):
+    monkeypatch.setattr(rendezvous, "_ANSWER_S", 0.2)
+    event = threading.Event()
+    members = make_members(2)[0]
+    members._store = Ended(event if is_frozen else None)
+    asks = (
+        lambda: members.exchange(site(7), "k", ""),
+        lambda: members.peers_doing(site(7)),
+        lambda: members.refuse(site(7), "no"),
+        lambda: Members("g", 0, 2, members._store),
+    )
+    for ask in asks:
+        with pytest.raises(dist.DistBackendError, match=r"group 'g'.*store.*rank 0's") as caught:
+            ask()
+        assert ("frozen" if is_frozen else "Broken pipe") in str(caught.value)
+    event.set()
 
 
 class Interrupted:

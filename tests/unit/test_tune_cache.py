@@ -34,6 +34,9 @@ USELESS = {
     "an entry without a choice": (content(entries=[{**entry().to_json(), "choice": ""}]).encode(), "choice is ''"),
     "a time that is no number": (content(entries=[{**entry().to_json(), "us": "fast"}]).encode(), "us is 'fast'"),
     "a time that is NaN": (content(entries=[{**entry().to_json(), "us": float("nan")}]).encode(), "us is nan"),
+    "a time of 400 digits": (content(entries=[{**entry().to_json(), "us": 10**399}]).encode(), "us is 1000"),
+    "a choice of half a character": (content(entry(choice="\ud800")).encode(), r"choice is '\ud800'"),
+    "a choice of two lines": (content(entry(choice="auto\nauto")).encode(), r"choice is 'auto\nauto'"),
     "M that is true": (content(entries=[{**entry().to_json(), "m": True}]).encode(), "m is True"),
     "an op that does not exist": (content(entries=[{**entry().to_json(), "op": "gemm_xx"}]).encode(), "'gemm_xx'"),
 }

@@ -2,9 +2,11 @@
 
 import dataclasses
 import pathlib
+import warnings as warnings_module
 
 import pytest
 
+import flux_ops
 from flux_ops.tuner.cache import store
 from flux_ops.tuner.lookup import Caches, device_name, shipped_paths
 from tests.unit.test_tune_cache import USELESS, write
@@ -154,3 +156,20 @@ def test_shipped_files_are_those_of_the_package(monkeypatch, tmp_path):
     write(tmp_path / "h100.json", content(entry()).encode())
     write(tmp_path / "notes.txt", b"")
     assert shipped_paths() == [f"{tmp_path}/h100.json"]
+
+
+@pytest.mark.parametrize("answer", (OverflowError("too large"), (entry("fused"), "a name of \udcfc")))
+def test_the_operators_get_text_or_nothing(monkeypatch, answer):
+    """The other ranks wait for what this one has found: nothing may stop it on the way."""
+
+    def lookup(*_):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    hooks = flux_ops.ops._hooks
+    monkeypatch.setattr(hooks.caches, "lookup", lookup)
+    with warnings_module.catch_warnings():
+        warnings_module.simplefilter("ignore")
+        choice, origin = hooks.tuned("ag_gemm", 64, 8, 8, "float32", False, 2, ("cpu", -1))
+    assert (choice, origin.isascii()) == ("" if isinstance(answer, Exception) else "fused", True)
