@@ -46,16 +46,17 @@ class Hooks:
 
     def tuned(self, op, m, n, k, dtype, transposed, world, device) -> tuple[str, str]:
         """(choice, where it is from), or two empty strings."""
-        product = Product(op, m, n, k, dtype, "kn" if transposed else "nk", world, device_name(*device))
 
         def suits(entry):
             return self._core.suits(op, device[0], world, m, n, k, dtype, transposed, entry.choice, entry.product.m)
 
         try:
+            product = Product(op, m, n, k, dtype, "kn" if transposed else "nk", world, device_name(*device))
             found = self.caches.lookup(product, suits)
         except Exception as error:  # noqa: BLE001 (the other ranks wait for this one's choice)
-            warn_once(f"the tuned choices can't be used: {error!r}")
             found = None
+            with contextlib.suppress(Warning):  # where warnings are errors
+                warn_once(f"the tuned choices can't be used: {error!r}")
         # A path need not be text.
         return (found[0].choice, found[1].encode(errors="backslashreplace").decode()) if found else ("", "")
 

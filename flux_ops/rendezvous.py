@@ -14,33 +14,49 @@ from flux_ops.config import settings
 
 _POLL_S = 0.001
 _ANSWER_S = 5.0  # of a store, at least
+_GIVE_UP_S = 0.1
 
 
 def ask_store(what: object, ask, timeout_s: float):
-    """The value of ask(), which calls a store: some of these calls end only when its server answers, or not at all."""
-    outcome = []
+    """The value of ask(given_up), which calls a store: some of these calls end only when its server answers, or not at
+    all. It has to end soon after the event given_up.
+    """
+    outcome, given_up = [], threading.Event()
 
     def run():
         try:
-            outcome.append((ask(), None))
+            outcome.append((ask(given_up), None))
         except BaseException as error:  # noqa: BLE001 (raised again below)
             outcome.append((None, error))
 
     thread = threading.Thread(target=run, daemon=True, name="flux_ops store")
-    thread.start()
-    thread.join(timeout_s)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter ends
+        run()
+    try:
+        if not outcome:
+            thread.join(timeout_s)
+    except BaseException:  # a handler of a signal
+        given_up.set()
+        thread.join(_GIVE_UP_S)
+        raise
     whose = "the process that serves it, rank 0's or the launcher's, "
     if not outcome:
+        given_up.set()
         raise dist.DistBackendError(
-            f"{what}: the store of the process group has not answered for {timeout_s:g} s: {whose}is frozen."
+            f"{what}: the store of the process group has not answered in time: {whose}is frozen."
         )
-    value, error = outcome[0]
-    if isinstance(error, RuntimeError) and not isinstance(error, dist.DistBackendError):
-        raise dist.DistBackendError(
-            f"{what}: the store of the process group does not answer: {whose}has ended. ({error})"
-        ) from error
-    if error is not None:
-        raise error
+    value, error = outcome.pop()
+    try:
+        if type(error) in (RuntimeError, dist.DistError, dist.DistNetworkError, dist.DistStoreError):
+            raise dist.DistBackendError(
+                f"{what}: the store of the process group does not answer: {whose}has ended. ({error})"
+            ) from error
+        if error is not None:
+            raise error
+    finally:
+        del error  # its traceback holds this frame
     return value
 
 
@@ -67,16 +83,18 @@ class Members:
         self._group_store = store
         joined = f"flux/joined/{self.rank}"
         self._life = ask_store(
-            f"group '{group_name}'", lambda: store.add(joined, 1), max(settings.timeout_s, _ANSWER_S)
+            f"group '{group_name}'", lambda _: store.add(joined, 1), max(settings.timeout_s, _ANSWER_S)
         )
         self._store = dist.PrefixStore(f"flux/{self._life}", store)
 
     def exchange(self, site: Site, key: str, value: str, timeout_s: float | None = None) -> list[str]:
         """Every rank's value, in rank order. Raises if a rank has refused the call, or does not come in time."""
         timeout_s = settings.timeout_s if timeout_s is None else timeout_s
-        return ask_store(site, lambda: self._exchange(site, key, value, timeout_s), timeout_s + _ANSWER_S)
+        return ask_store(
+            site, lambda given_up: self._exchange(site, key, value, timeout_s, given_up), timeout_s + _ANSWER_S
+        )
 
-    def _exchange(self, site: Site, key: str, value: str, timeout_s: float) -> list[str]:
+    def _exchange(self, site: Site, key: str, value: str, timeout_s: float, given_up: threading.Event) -> list[str]:
         self._store.set(f"{key}/{self.rank}", value)
         values = {self.rank: value}
         deadline = time.monotonic() + timeout_s
@@ -97,7 +115,7 @@ class Members:
                         f"{site}: rank {rank} has begun anew on this group, after flux_ops.destroy, and rank "
                         f"{self.rank} has not; call flux_ops.destroy(group) on this rank too."
                     )
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or given_up.is_set():
                 raise dist.DistBackendError(self._timeout_text(site, missing, timeout_s))
             time.sleep(_POLL_S)
 
@@ -109,11 +127,11 @@ class Members:
         self.exchange(site, key, "")
 
     def refuse(self, site: Site, message: str) -> None:
-        ask_store(site, lambda: self._store.set(f"refused/{site.call}/{self.rank}", message), _ANSWER_S)
+        ask_store(site, lambda _: self._store.set(f"refused/{site.call}/{self.rank}", message), _ANSWER_S)
 
     def peers_doing(self, site: Site) -> str:
         """What the other ranks have said about this call; empty if they have said nothing."""
-        return ask_store(site, lambda: self._peers_doing(site), _ANSWER_S)
+        return ask_store(site, lambda _: self._peers_doing(site), _ANSWER_S)
 
     def _peers_doing(self, site: Site) -> str:
         parts = []

@@ -66,7 +66,7 @@ bool is_of_green_context(cudaStream_t stream) {
     return find("cuStreamGetGreenCtx", 12040, function) == cudaSuccess ? function : nullptr;  // older drivers have none
   }();
   CUgreenCtx context = nullptr;
-  return get != nullptr && get(stream, &context) == CUDA_SUCCESS && context != nullptr;
+  return get != nullptr && (get(stream, &context) != CUDA_SUCCESS || context != nullptr);
 }
 
 }  // namespace flux

@@ -16,7 +16,7 @@ cudaError_t stream_write(cudaStream_t stream, Epoch* word, Epoch value);
 cudaError_t stream_take(cudaStream_t stream, uint32_t* counter, uint32_t value, Epoch* word = nullptr,
                         Epoch word_value = 0);
 
-// Whether the stream belongs to a green context: to a part of the GPU's SMs.
+// Whether the stream belongs to a green context, that is to a part of the GPU's SMs, or may.
 bool is_of_green_context(cudaStream_t stream);
 
 }  // namespace flux

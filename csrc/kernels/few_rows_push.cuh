@@ -191,7 +191,7 @@ class PushedRows {
         for (int s = 0; s < kSources; ++s) {
 #pragma unroll
           for (int w = 0; w < kWords; ++w) {
-            if (seen[s][w] == wait_.signal) continue;
+            if (seen[s][w] == wait_.signal || wrong >= least) continue;  // another call is said at once
             missing = first + s;
             wrong = seen[s][w];
           }

@@ -116,8 +116,10 @@ std::shared_ptr<Plan const> make_plan(GroupState& state, CallSite const& site, A
   c10::Device const device = args.x.device();
   c10::OptionalDeviceGuard const device_guard(device);
   std::string const local = why_local(problem, signature.return_gathered);
+  bool const several = state.world > 1;
+  if (several) state.may_differ = true;
   Tuned const tuned = agree_on(site, args, problem, local.empty() && args.strategy == "auto");
-  if (state.world > 1) state.refused = false;
+  if (several) state.may_differ = false;
 
   std::string why_not, not_connected;
   BesideFused beside;
@@ -209,7 +211,7 @@ Problem checked_problem(GroupState& state, CallSite const& site, Arguments const
     return problem;
   } catch (c10::Error const& e) {
     if (state.world > 1) {
-      state.refused = true;
+      state.may_differ = true;
       hooks().refuse(site, e.what_without_backtrace());
     }
     throw;
@@ -294,10 +296,10 @@ Call begin_call(Arguments const& args) {
   call.plan = state.find_plan(signature);
   if (call.plan == nullptr) {
     call.plan = make_plan(state, call.site, args, signature);
-  } else if (state.refused && call.strategy() == Strategy::kSequential) {
-    // Its collectives don't tell calls apart, and the peers may have made the one that this rank was refused.
+  } else if (state.may_differ && call.strategy() == Strategy::kSequential) {
+    // Its collectives don't tell calls apart, and the peers may have made the one that has failed here.
     agree_on(call.site, args, call.problem(), /*wants_tuned=*/false);
-    state.refused = false;
+    state.may_differ = false;
   }
   TORCH_CHECK_NOT_IMPLEMENTED(!call.plan->choice.refused, call.site.op, ": strategy '", strategy_name(call.strategy()),
                               "' can't run ", describe(args, call.problem()), ": ", call.plan->choice.reason, ".");

@@ -81,9 +81,9 @@ struct GroupState {
   int const generation;  // of the process that made it: see fork_generation
   std::atomic<bool> busy{false};
   std::atomic<int64_t> calls{0};
-  bool refused = false;    // a call of this rank, since the ranks have last compared theirs
-  std::string broken;      // why no further call can be trusted; empty if all is well
-  DeviceState devices[2];  // CPU, CUDA
+  bool may_differ = false;  // a call has failed here, on every rank or not, since the ranks last compared theirs
+  std::string broken;       // why no further call can be trusted; empty if all is well
+  DeviceState devices[2];   // CPU, CUDA
 
   DeviceState& on(c10::DeviceType type) { return devices[type == c10::DeviceType::CUDA ? 1 : 0]; }
 

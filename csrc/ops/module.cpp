@@ -74,9 +74,13 @@ class Step {
     Turn turn = take_turn(*state_, what_.c_str());
     check_not_broken(*state_, what_.c_str());
     turn_ = std::move(turn);
+    state_->may_differ = true;
     return py::make_tuple(state_->name, state_->id, state_->calls++, what_);
   }
-  void leave() { turn_.reset(); }
+  void leave(bool has_failed) {
+    if (turn_) state_->may_differ = has_failed;
+    turn_.reset();
+  }
 
  private:
   std::string what_;
@@ -120,7 +124,7 @@ void add_module_functions(py::module_& m) {
   py::class_<Step>(m, "Step", "A collective step outside an op: it counts as a call. `with` it as its call site.")
       .def(py::init<std::string const&, std::string>())
       .def("__enter__", &Step::enter)
-      .def("__exit__", [](Step& step, py::args const&) { step.leave(); });
+      .def("__exit__", [](Step& step, py::object const& error, py::args const&) { step.leave(!error.is_none()); });
 
   m.def("mark_broken", [](std::string const& group_name, std::string const& why) {
     group_state("mark_broken", group_name)->broken = why;

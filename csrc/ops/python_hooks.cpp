@@ -60,7 +60,10 @@ void set_python_hooks(py::object object) {
     py::gil_scoped_acquire const gil;
     target->attr("warn_once")(message);
   };
-  h.check_signals = [] {
+  // Handlers run on the main thread alone, and others must not wait for the lock of an interpreter that ends.
+  auto const main_thread = py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>();
+  h.check_signals = [main_thread] {
+    if (PyThread_get_thread_ident() != main_thread) return;
     py::gil_scoped_acquire const gil;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   };

@@ -16,8 +16,8 @@
 // A word that is kEmptyWord has not arrived: two 16-bit floats of that pattern are NaNs that no conversion from fp32
 // produces. So the data is its own signal. A reader empties the slots it has read.
 //
-//   gather     each rank stores its rows of x at every peer, in slices along K; a word for each slice and each thread
-//              block that has stored a part of it tells the peer that it has arrived
+//   gather     each rank stores its rows of x at every peer, in slices along K, and each of them in parts; a word for
+//              each part tells the peer that it has arrived
 //
 // There are areas of two parities, and the words that count the calls of such kernels.
 

@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import signal
 import threading
@@ -38,8 +39,21 @@ def refused_in_sequence(ctx, culprit):
     call(operands, strategy="sequential")
 
 
+def refused_at_first(ctx, culprit):
+    """On the first call of a shape every rank hears of the refusal: they stay in step."""
+    good_call(ctx, "gemm_ar", "sequential")
+    operands = make(ctx, dataclasses.replace(case_of(ctx, "gemm_ar", 1), rows=24))
+    x = operands.x[:, :-1] if ctx.rank == culprit else operands.x
+    with pytest.raises(ValueError, match="K"):
+        flux_ops.gemm_ar(x, operands.weight, strategy="sequential")
+    good_call(ctx, "gemm_ar", "sequential")
+
+
 class TestFaults(FaultCases):
     fault_world = 4
+
+    def test_a_refusal_that_all_hear_of(self, spawn):
+        spawn(2, self.limit()).run(refused_at_first, 1)
 
     def test_a_refusal_in_sequence(self, spawn):
         outcomes = spawn(2, self.limit()).outcomes(refused_in_sequence, 1)
