@@ -8,6 +8,7 @@ from torch.distributed import distributed_c10d
 from flux_ops import autocast, autograd, reference
 from flux_ops.hooks import warn_once
 
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # of the operators
 _STRATEGIES = ("auto", "sequential", "fused", "decomposed")
 last_call: dict | None = None
 _counts: collections.Counter = collections.Counter()
@@ -84,7 +85,7 @@ def _check(op, x, weight, bias, group_name, strategy, why_not_loaded):
         raise ValueError(
             f"{op}: x has shape {list(x.shape)}, weight {list(weight.shape)}; they must be [..., K], [N, K]."
         )
-    if x.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+    if x.dtype not in DTYPES:
         raise NotImplementedError(f"{op}: x has dtype {x.dtype}; supported are float32, float64, bfloat16 and float16.")
     for name, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None and tensor.dtype != x.dtype:

@@ -17,8 +17,6 @@ from flux_ops import fallback
 from flux_ops.hooks import warn_once
 from flux_ops.nn.functional import SumGrad
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # of the operators
-
 __all__ = ["ColwiseParallel", "RowwiseParallel"]
 
 
@@ -76,7 +74,7 @@ class _Overlapped:
 
     def _why_not_call(self, layout: Placement, x: torch.Tensor, size: int, world: int) -> str:
         """Why the operator can't take this call's x; where it gathers or scatters tokens, there are `size` in all."""
-        if x.dtype not in _DTYPES:
+        if x.dtype not in fallback.DTYPES:
             return f"x has dtype {x.dtype}"
         if not isinstance(layout, Shard):
             return f"x has {x.ndim} dimension, and none of tokens" if x.ndim < 2 else ""

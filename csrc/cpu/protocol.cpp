@@ -68,7 +68,7 @@ void Exchange::wait(int source, int piece, int tile, char const* unit) const {
           std::this_thread::yield();
         } else {
           std::this_thread::sleep_for(kNap);
-          if (i % kNapsBetweenSignals == 0 && std::this_thread::get_id() == caller_) hooks().check_signals();
+          if (i % kNapsBetweenSignals == 0) hooks().check_signals();
         }
       }
       seen = __atomic_load_n(&word, __ATOMIC_ACQUIRE);

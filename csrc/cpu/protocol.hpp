@@ -20,7 +20,6 @@
 
 #include <cstdint>
 #include <string>
-#include <thread>
 
 #include "ops/problem.hpp"
 
@@ -39,8 +38,8 @@ class Exchange {
   // Tells `peer` that `piece` of this rank lies in its region.
   void signal(int peer, int piece) const;
   // Waits until `piece` of `source` lies in the region of this rank. `tile` (or what `unit` calls it) is for the
-  // message only. Throws c10::DistBackendError after the timeout, or if the source computes something else; and on the
-  // thread that has made the exchange what a handler of a signal raises.
+  // message only. Throws c10::DistBackendError after the timeout, or if the source computes something else; and what
+  // the handler of a signal raises.
   void wait(int source, int piece, int tile, char const* unit = "tile") const;
   // Makes waits of all threads of this call end.
   void cancel() const { __atomic_store_n(&cancelled_, true, __ATOMIC_RELAXED); }
@@ -54,7 +53,6 @@ class Exchange {
   Problem const& problem_;
   WorkspaceView const& workspace_;
   CallInfo info_;
-  std::thread::id caller_ = std::this_thread::get_id();
   mutable bool cancelled_ = false;
 };
 

@@ -8,8 +8,7 @@ namespace flux::cpu {
 
 // Runs `work` on `num_workers` threads, and `meanwhile` on the calling thread, which then waits for the workers. The
 // first exception of any of them, or of a handler of a signal that Python has received meanwhile, is rethrown after all
-// have ended; `on_error` is called at once when it occurs.
-// Cancelled is none: it ends who throws it.
+// have ended; `on_error` is called at once when it occurs. Cancelled is none: it ends who throws it.
 void run_workers(int num_workers, std::function<void()> const& work, std::function<void()> const& meanwhile,
                  std::function<void()> const& on_error);
 

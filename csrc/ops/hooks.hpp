@@ -41,8 +41,8 @@ struct Hooks {
   // What the other ranks are known to do in this call: the end of a timeout's message, or empty.
   std::function<std::string(CallSite const&)> explain_timeout;
   std::function<void(std::string const& message)> warn_once;
-  // In long waits of the calling thread: runs Python's handlers of the signals that have come. Throws what they raise,
-  // KeyboardInterrupt among it.
+  // In long waits of any thread: on Python's main thread runs its handlers of the signals that have come. Throws what
+  // they raise, KeyboardInterrupt among it.
   std::function<void()> check_signals;
   // An op on a group of so many ranks has been traced.
   std::function<void(std::string const& group_name, int64_t world)> traced;

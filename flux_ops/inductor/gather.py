@@ -14,10 +14,10 @@ import operator
 import torch
 from torch.fx import Graph, Node
 
+from flux_ops.fallback import DTYPES
 from flux_ops.inductor.collective import Collective
 from flux_ops.inductor.graph import (
     CASTS,
-    DTYPES,
     NotMatchedError,
     Product,
     Writer,

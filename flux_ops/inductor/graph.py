@@ -13,7 +13,6 @@ aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 RESHAPES = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
 CASTS = (torch.ops.prims.convert_element_type.default, aten._to_copy.default)
 PRODUCTS = (aten.mm.default, aten.addmm.default)
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class NotMatchedError(Exception):

@@ -12,9 +12,9 @@ import dataclasses
 import torch
 from torch.fx import Graph, Node
 
+from flux_ops.fallback import DTYPES
 from flux_ops.inductor.collective import Collective
 from flux_ops.inductor.graph import (
-    DTYPES,
     PRODUCTS,
     RESHAPES,
     NotMatchedError,
